@@ -1,0 +1,68 @@
+# make demo   what it does, on this machine, in a minute    make test   all that CI checks
+#
+# PYTHON picks the interpreter of .venv (3.11 or newer): make test PYTHON=python3.12
+# Where no local wheel folder is configured for pip, torch comes from the registry, which on Linux is
+# the large CUDA build. UV_TORCH_BACKEND=cpu in the environment asks uv for the small CPU build.
+
+PYTHON ?= python3
+BIN := .venv/bin
+CONSTRAINTS := requirements/constraints.txt
+CORE := .venv/.installed-core
+DEV := .venv/.installed-dev
+
+.DEFAULT_GOAL := help
+.PHONY: help .venv demo test test-core lint bench clean
+.NOTPARALLEL:
+
+help:
+	@echo 'make demo | test | test-core | lint | bench | .venv | clean'
+
+.venv: $(DEV)
+
+# $(call install,EXTRAS): this package, editable, with EXTRAS. uv does not read pip's configuration,
+# so its wheel folders (several, one or none) are handed over; pip, the fallback, reads it by itself.
+# `pip config list` and not `get`: the latter looks into the user's file only. It prints Python strings.
+define install
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
+	@links="$${PIP_FIND_LINKS:-$$($(BIN)/python -m pip config list 2>/dev/null \
+	    | sed -n -e "/^[a-z]*\.find-links=/!d; s/^[^=]*=//; s/\\\\n/ /g; s/['\"]//g; p")}"; \
+	args=; for link in $$links; do args="$$args --find-links $$link"; done; \
+	echo "installing hocket[$(1)] into .venv"; \
+	{ $(BIN)/python -m pip install -q uv \
+	  && UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip install -p $(BIN)/python $$args \
+	       -c $(CONSTRAINTS) -e '.[$(1)]'; } \
+	|| { echo "uv could not do it; trying pip" >&2; \
+	     $(BIN)/python -m pip install -c $(CONSTRAINTS) -e '.[$(1)]'; }
+endef
+
+$(CORE): pyproject.toml $(CONSTRAINTS)
+	$(call install,torch)
+	@touch $@
+
+# The dev environment holds all of the core one, so it counts as both.
+$(DEV): pyproject.toml $(CONSTRAINTS)
+	$(call install,dev$(,)torch)
+	@touch $(CORE) $@
+
+, := ,
+
+demo: $(CORE)
+	$(BIN)/python -m hocket demo
+
+lint: $(DEV)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/ty check
+
+test: lint
+	$(BIN)/python -m pytest -q -n 2
+
+test-core: $(DEV)
+	$(BIN)/python -m pytest -q -n 2 -m 'not runtime and not slow'
+
+bench: $(DEV)
+	$(BIN)/python benchmarks/run.py
+
+clean:
+	rm -rf .venv build dist site .pytest_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
