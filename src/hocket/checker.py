@@ -1,0 +1,430 @@
+"""Every fault of a schedule at once, before any process starts.
+
+Imports ir, deps, graph, lower, errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from hocket.deps import NEEDS
+from hocket.errors import Problem, ScheduleError, UsageError
+from hocket.graph import Graph, Index, cycle, graph, longest_path
+from hocket.ir import Array, Kind, Schedule, action_of
+from hocket.lower import insert_communication
+
+SHOWN = 20  # problems of one kind that are told one by one
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a check found. `notes` say what the check assumed."""
+
+    schedule: Schedule
+    transport: str
+    problems: tuple[Problem, ...]
+    notes: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """True when nothing was found."""
+        return not self.problems
+
+    def raise_if_bad(self) -> None:
+        """Raises: ScheduleError with every problem."""
+        if self.problems:
+            raise ScheduleError(self.problems)
+
+    def __str__(self) -> str:
+        s = self.schedule
+        if self.ok:
+            return (
+                f"{s.name}: {len(s.codes)} actions on {s.p} ranks, complete, no deadlock "
+                f"({self.transport})"
+            )
+        return "\n".join(p.text for p in self.problems)
+
+
+def check(schedule: Schedule, transport: str = "tagged") -> Report:
+    """Every fault of a schedule, for one way of sending messages.
+
+    transport: "tagged" (gloo, MPI: a receive names the message it wants), "ordered" (no tags:
+    the k-th send from one rank to another is the k-th receive), "rendezvous" (ordered, and a
+    SEND or RECV blocks its rank until the other side is there). A schedule without SEND and
+    RECV actions is checked with those that `insert_communication` places.
+    """
+    if transport not in TRANSPORTS:
+        raise UsageError(
+            f"there is no transport {transport!r}; choose from {', '.join(TRANSPORTS)}"
+        )
+    index = Index(schedule)
+    problems = [*_misplaced(schedule, index), *_counts(schedule, index)]
+    problems += _own_order(schedule, index)
+    notes: tuple[str, ...] = ()
+    if not problems:
+        problems += _deadlock(graph(schedule))
+    if not problems and TRANSPORTS[transport]:
+        lowered = schedule
+        if not schedule.has_communication:
+            lowered = insert_communication(schedule)
+            notes = ("messages are where insert_communication places them",)
+        for find in TRANSPORTS[transport]:
+            problems += find(lowered)
+    return Report(schedule, transport, tuple(problems), notes)
+
+
+class _Where:
+    """Words for the place of an action."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
+
+    def action(self, position: int) -> str:
+        return str(action_of(self.schedule.codes[position]))
+
+    def rank(self, position: int) -> int:
+        s = self.schedule
+        return s.queues[s.queue_of_slot[s.slot_of_action[position]]].rank
+
+    def slot(self, position: int) -> int:
+        s = self.schedule
+        slot = int(s.slot_of_action[position])
+        return slot - int(s.starts[s.queue_of_slot[slot]])
+
+    def place(self, position: int) -> str:
+        s = self.schedule
+        queue = s.queues[s.queue_of_slot[s.slot_of_action[position]]]
+        stream = f"/{queue.stream}" if queue.stream else ""
+        return f"rank {queue.rank}{stream} slot {self.slot(position)}"
+
+    def problem(self, position: int, text: str) -> Problem:
+        return Problem(self.rank(position), self.slot(position), self.action(position), text)
+
+
+def _some(problems: list[Problem], more: int, what: str) -> list[Problem]:
+    """The problems, and one that counts those left out."""
+    if more > 0:
+        problems.append(Problem(None, None, "", f"... and {more} more {what}"))
+    return problems
+
+
+# --- placed -----------------------------------------------------------------------------------
+
+
+def _misplaced(schedule: Schedule, index: Index) -> list[Problem]:
+    """Actions of stages or microbatches that do not exist, or on a queue that is not theirs."""
+    where = _Where(schedule)
+    placement = schedule.placement
+    mb_known = index.mbs < placement.m
+    lengths = np.zeros(index.n, dtype=np.int64)
+    lengths[mb_known] = index.lengths[index.mbs[mb_known]]
+    known = mb_known & (index.stages < lengths)
+    out = []
+    for a in np.flatnonzero(~known)[:SHOWN].tolist():
+        mb, stage = int(index.mbs[a]), int(index.stages[a])
+        if not mb_known[a]:
+            text = f"there is no microbatch {mb} (they are 0 to {placement.m - 1})"
+        else:
+            k = placement.path_of[mb]
+            text = f"path {k} has no stage {stage} (its stages are 0 to {lengths[a] - 1})"
+        out.append(where.problem(a, f"{where.place(a)}: {where.action(a)}: {text}"))
+    _some(out, int((~known).sum()) - SHOWN, "such actions")
+    table = placement.rank_table(schedule.queues)
+    paths = np.array(placement.path_of)
+    own = schedule.queue_of_slot[schedule.slot_of_action]
+    right = own.copy()
+    right[known] = table[paths[index.mbs[known]], index.stages[known]]
+    comm = index.kinds >= Kind.SEND_F  # a message may leave from any queue of its rank
+    ranks = schedule.rank_of_queue
+    wrong = np.flatnonzero(known & np.where(comm, ranks[own] != ranks[right], own != right))
+    for a in wrong[:SHOWN].tolist():
+        k, stage = placement.path_of[int(index.mbs[a])], int(index.stages[a])
+        queue = schedule.queues[right[a]]
+        text = (
+            f"{where.place(a)}: {where.action(a)} belongs on rank {queue} "
+            f"(path {k} places stage {stage} there)"
+        )
+        out.append(where.problem(a, text))
+    return _some(out, len(wrong) - SHOWN, "misplaced actions")
+
+
+# --- complete and unique ------------------------------------------------------------------------
+
+
+def _counts(schedule: Schedule, index: Index) -> list[Problem]:
+    """Actions that are doubled, missing, or exclude each other."""
+    where = _Where(schedule)
+    out: list[Problem] = []
+    seen, first, count = np.unique(schedule.codes, return_index=True, return_counts=True)
+    doubled = np.flatnonzero(count > 1)
+    for i in doubled[:SHOWN].tolist():
+        places = np.flatnonzero(schedule.codes == seen[i]).tolist()
+        text = (
+            f"{where.action(places[0])} stands {count[i]} times: "
+            + ", ".join(where.place(a) for a in places[:4])
+            + "; each action runs once"
+        )
+        out.append(where.problem(places[1], text))
+    _some(out, len(doubled) - SHOWN, "doubled actions")
+    stages, mbs = _all_pairs(schedule)
+    has = {kind: index.find(kind, stages, mbs) for kind in Kind}
+    there = {kind: found < index.n for kind, found in has.items()}
+    for absent, text in _absences(schedule, there):
+        for i in np.flatnonzero(absent)[:SHOWN].tolist():
+            queue = schedule.placement.queue(int(stages[i]), int(mbs[i]))
+            action = f"{stages[i]}{text[0]}{mbs[i]}"
+            out.append(
+                Problem(queue.rank, None, action, f"rank {queue}: {action} {text[1]}".format(
+                    stage=stages[i], mb=mbs[i]))
+            )  # fmt: skip
+        _some(out, int(absent.sum()) - SHOWN, f"such {text[0]}")
+    out += _messages_complete(schedule, index)
+    return out
+
+
+def _all_pairs(schedule: Schedule) -> tuple[Array, Array]:
+    """Every (stage, microbatch) that must run, as two flat arrays."""
+    lengths = schedule.placement.lengths
+    mbs = np.repeat(np.arange(schedule.m), lengths)
+    offsets = np.cumsum(lengths) - lengths
+    return np.arange(len(mbs)) - np.repeat(offsets, lengths), mbs
+
+
+def _absences(
+    schedule: Schedule, there: dict[Kind, Array]
+) -> Iterator[tuple[Array, tuple[str, str]]]:
+    """(which pairs, (kind letter, what is wrong)) for each way to be incomplete."""
+    f, b, i, w = (there[k] for k in (Kind.F, Kind.B, Kind.I, Kind.W))
+    yield ~f, ("F", "is missing: stage {stage} never runs microbatch {mb}")
+    if schedule.is_forward_only:
+        return
+    yield (
+        f & ~b & ~i & ~w,
+        ("B", "is missing: stage {stage} has no backward for microbatch {mb}"),
+    )
+    yield b & i, ("B", "stands beside {stage}I{mb}: give a whole backward, or I and W")
+    yield b & w & ~i, ("B", "stands beside {stage}W{mb}: give a whole backward, or I and W")
+    yield (
+        i & ~w & ~b,
+        (
+            "W",
+            "is missing: the weight gradients of stage {stage} for microbatch {mb} would be lost",
+        ),
+    )
+    yield w & ~i & ~b, ("I", "is missing, but {stage}W{mb} needs it")
+
+
+def _messages_complete(schedule: Schedule, index: Index) -> list[Problem]:
+    """SEND without RECV, RECV without SEND, and edges between ranks without either."""
+    if not schedule.has_communication:
+        return []
+    where = _Where(schedule)
+    out = []
+    for kind, other, offset in (
+        (Kind.SEND_F, Kind.RECV_F, 1), (Kind.RECV_F, Kind.SEND_F, -1),
+        (Kind.SEND_B, Kind.RECV_B, -1), (Kind.RECV_B, Kind.SEND_B, 1),
+    ):  # fmt: skip
+        known = (index.kinds == kind) & (index.mbs < len(index.lengths))
+        at = np.flatnonzero(known)
+        to = index.stages[at] + offset
+        inside = (to >= 0) & (to < index.lengths[index.mbs[at]])
+        for a in at[~inside].tolist():
+            out.append(
+                where.problem(
+                    a, f"{where.place(a)}: {where.action(a)} has no stage on its other side"
+                )
+            )
+        at, to = at[inside], to[inside]
+        alone = at[index.find(other, to, index.mbs[at]) == index.n]
+        for a in alone[:SHOWN].tolist():
+            partner = f"{int(index.stages[a]) + offset}{other.name}{int(index.mbs[a])}"
+            out.append(
+                where.problem(
+                    a, f"{where.place(a)}: {where.action(a)} has no partner; {partner} is missing"
+                )
+            )
+        _some(out, len(alone) - SHOWN, f"{kind.name} without a partner")
+    out += _uncarried(schedule, index, where)
+    return out
+
+
+def _uncarried(schedule: Schedule, index: Index, where: _Where) -> list[Problem]:
+    """Results needed on another rank that no message carries, once some messages are written."""
+    g = graph(schedule)
+    kinds = index.kinds[g.source]
+    bare = np.flatnonzero(g.crosses & (kinds < Kind.SEND_F))
+    out = []
+    for e in bare[:SHOWN].tolist():
+        a, source = int(g.target[e]), int(g.source[e])
+        out.append(
+            where.problem(
+                a,
+                f"{where.place(a)}: {where.action(a)} needs {where.action(source)} of rank "
+                f"{where.rank(source)}, but no SEND and RECV carry it",
+            )
+        )
+    return _some(out, len(bare) - SHOWN, "results that no message carries")
+
+
+# --- order -----------------------------------------------------------------------------------
+
+
+def _own_order(schedule: Schedule, index: Index) -> list[Problem]:
+    """Actions that stand before what they need in their own queue."""
+    where = _Where(schedule)
+    out: list[Problem] = []
+    slot = schedule.slot_of_action
+    queue = schedule.queue_of_slot[slot]
+    inside = index.mbs < len(index.lengths)
+    inside[inside] &= index.stages[inside] < index.lengths[index.mbs[inside]]
+    for kind, needs in NEEDS.items():
+        positions = np.flatnonzero((index.kinds == kind) & inside)
+        for need in needs if len(positions) else ():
+            having, found = index.sources(need, positions)
+            there = found < index.n
+            having, found = having[there], found[there]
+            late = (queue[having] == queue[found]) & (slot[having] < slot[found])
+            for a, source in zip(having[late][:SHOWN].tolist(), found[late].tolist(), strict=False):
+                out.append(
+                    where.problem(
+                        a,
+                        f"{where.place(a)}: {where.action(a)} stands before {where.action(source)} "
+                        f"(slot {where.slot(source)}), {need.what}",
+                    )
+                )
+            _some(out, int(late.sum()) - SHOWN, f"{kind.name} before what they need")
+    return out
+
+
+def _deadlock(g: Graph) -> list[Problem]:
+    """The circle of waits of a schedule that stops, action by action."""
+    zeros = np.zeros(g.n_nodes, dtype=np.int64)
+    times = longest_path(g, zeros, np.zeros(len(g.needs), dtype=np.int64))
+    if not times.stuck:
+        return []
+    where = _Where(g.schedule)
+    circle = list(cycle(g, times))
+    lines = []
+    for (_, edge), (after, _) in zip(circle, circle[1:] + circle[:1], strict=True):
+        a, source = int(g.target[edge]), int(g.source[edge])
+        text = (
+            f"{where.place(a)}: {where.action(a)} waits for {where.action(source)} "
+            f"on rank {where.rank(source)} ({_reason(g, a, source)})"
+        )
+        head = int(g.first_action[after])
+        if int(g.node_of_action[source]) != after:
+            text += f", which stands behind {where.action(head)}"
+        lines.append(text)
+    first = int(g.target[circle[0][1]])
+    text = "deadlock: these wait for each other in a circle:\n  " + "\n  ".join(lines)
+    return [where.problem(first, text)]
+
+
+def _reason(g: Graph, action: int, source: int) -> str:
+    kind = action_of(g.schedule.codes[action]).kind
+    wanted = action_of(g.schedule.codes[source]).kind
+    for need in NEEDS[kind]:
+        if any(wanted == k for k, _ in need.sources):
+            return need.what
+    return "the other side of the message"
+
+
+# --- transports ------------------------------------------------------------------------------
+
+
+def _crossed(schedule: Schedule) -> list[Problem]:
+    """Channels without tags on which the k-th send is not the k-th receive."""
+    where = _Where(schedule)
+    index = Index(schedule)
+    out = []
+    for (sender, receiver), (sends, receives) in _channels(schedule, index).items():
+        for k, (s, r) in enumerate(zip(sends, receives, strict=False)):
+            if _partner(index, s) != r:
+                text = (
+                    f"{where.place(r)}: message {k} from rank {sender} to rank {receiver} is "
+                    f"{where.action(s)} ({where.place(s)}), but {where.action(r)} receives it; "
+                    "without tags the two are swapped silently: receive in the order of the sends"
+                )
+                out.append(where.problem(r, text))
+                break
+    return out
+
+
+def _partner(index: Index, send: int) -> int:
+    """The position of the RECV that belongs to a SEND."""
+    kind = Kind(int(index.kinds[send]))
+    receive, offset = (Kind.RECV_F, 1) if kind == Kind.SEND_F else (Kind.RECV_B, -1)
+    stage, mb = index.stages[send : send + 1] + offset, index.mbs[send : send + 1]
+    return int(index.find(receive, stage, mb)[0])
+
+
+def _channels(
+    schedule: Schedule, index: Index
+) -> dict[tuple[int, int], tuple[list[int], list[int]]]:
+    """Sends and receives of each (from rank, to rank), in the order they stand."""
+    rank = schedule.rank_of_queue[schedule.queue_of_slot[schedule.slot_of_action]]
+    channels: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
+    sends = np.flatnonzero((index.kinds == Kind.SEND_F) | (index.kinds == Kind.SEND_B))
+    partner = {}
+    for s in sends.tolist():
+        r = _partner(index, s)
+        partner[r] = s
+        channels.setdefault((int(rank[s]), int(rank[r])), ([], []))[0].append(s)
+    for r in sorted(partner):
+        channels[int(rank[partner[r]]), int(rank[r])][1].append(r)
+    return channels
+
+
+def _unmet(schedule: Schedule) -> list[Problem]:
+    """The circle of waits when every SEND and RECV holds its rank until both sides are there."""
+    blocking = graph(schedule, blocking=True)
+    index = Index(schedule)
+    g = _rendezvous(schedule, index, blocking)
+    found = _deadlock(g)
+    if not found:
+        return []
+    advice = (
+        "\n  a rank that sends while its neighbour sends must do both in one slot "
+        "(2SEND_B0+2RECV_F1), or take the order of insert_communication"
+    )
+    return [
+        found[0]._replace(
+            text=found[0].text.replace("deadlock", "deadlock when sends block", 1) + advice
+        )
+    ]
+
+
+def _rendezvous(schedule: Schedule, index: Index, g: Graph) -> Graph:
+    """The graph in which a message starts when both ranks have reached it.
+
+    Slots are the nodes again, so that messages of one slot progress together; each side waits
+    for what stands before the other side.
+    """
+    slot = schedule.slot_of_action
+    is_comm = index.kinds >= Kind.SEND_F
+    keep = ~(is_comm[g.source] & is_comm[g.target])
+    sources, targets = [g.source[keep]], [g.target[keep]]
+    sends = np.flatnonzero((index.kinds == Kind.SEND_F) | (index.kinds == Kind.SEND_B))
+    receives = np.array([_partner(index, s) for s in sends.tolist()], dtype=np.int64)
+    first_slots = schedule.starts[:-1]
+    for here, there in ((sends, receives), (receives, sends)):
+        before = slot[there] - 1
+        has = ~np.isin(slot[there], first_slots)
+        sources.append(schedule.slots[before[has]])
+        targets.append(here[has])
+    from hocket.graph import _assemble
+
+    return _assemble(
+        schedule, slot, schedule.starts, np.concatenate(sources), np.concatenate(targets), ()
+    )
+
+
+Finder = Callable[[Schedule], list[Problem]]
+TRANSPORTS: dict[str, tuple[Finder, ...]] = {
+    "tagged": (),
+    "ordered": (_crossed,),
+    "rendezvous": (_crossed, _unmet),
+}

@@ -1,0 +1,345 @@
+"""Seconds and bytes as plain data, and how they become durations of slots and delays of edges.
+
+Imports ir, graph, errors.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from fractions import Fraction
+from numbers import Rational
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hocket.errors import CostError
+from hocket.ir import Array, Kind, Schedule, kinds_of, stages_of
+
+Number = int | float | Fraction
+PerStage = Number | tuple[Number, ...]
+
+
+@dataclass(frozen=True)
+class Bytes:
+    """Memory per stage: a number for all stages, or one a stage. Bytes, or any one unit.
+
+    static: weights, gradients, optimiser state. activation: held from F to B (or I). held:
+    what of it is still held between I and W (left out: all of it). gradient: buffers of a
+    running backward. message: the output of a stage.
+    """
+
+    static: PerStage = 0
+    activation: PerStage = 0
+    held: PerStage | None = None
+    gradient: PerStage = 0
+    message: PerStage = 0
+
+
+@dataclass(frozen=True)
+class Costs:
+    """How long actions and messages take.
+
+    F, I, W, B: time per stage, one number or one a stage; B left out is I + W. FB: a slot that
+    runs a forward and a backward together: "sum", "max", a number, or {"scale": x} of the sum.
+    latency: every edge between two ranks; a message never occupies a queue, unless `lane` is
+    given: (receive, send) times that every F, B, I occupies its queue before and after its work
+    (every fused slot once; W has no messages). With SEND and RECV in the order, the lane times
+    are theirs. bandwidth: bytes per time unit, adds `bytes.message / bandwidth` to an edge.
+    Integers and fractions are exact; one float makes all times floats.
+
+    Source: the lane model is that of blocking point-to-point transfers.
+    """
+
+    F: PerStage = 1
+    I: PerStage = 1  # noqa: E741 (the field's letter)
+    W: PerStage = 1
+    B: PerStage | None = None
+    FB: str | Number | Mapping[str, Number] = "sum"
+    latency: Number = 0
+    bandwidth: Number | None = None
+    lane: tuple[Number, Number] | None = None
+    bytes: Bytes = field(default_factory=Bytes)
+    unit: str = ""
+
+    def __post_init__(self) -> None:
+        for name in ("F", "I", "W", "B"):
+            _positive(name, getattr(self, name))
+        for name in ("latency", "lane"):
+            _positive(name, getattr(self, name))
+        if self.bandwidth is not None and self.bandwidth <= 0:
+            raise CostError(f"bandwidth is {self.bandwidth}; it must be above 0")
+        for f in fields(Bytes):
+            _positive(f"bytes.{f.name}", getattr(self.bytes, f.name))
+        fused_rule(self.FB)
+
+    @property
+    def whole(self) -> PerStage:
+        """Time of a whole backward: B, or I + W."""
+        if self.B is not None:
+            return self.B
+        i, w = self.I, self.W
+        if not isinstance(i, tuple) and not isinstance(w, tuple):
+            return i + w
+        n = len(i) if isinstance(i, tuple) else len(w)  # type: ignore[arg-type]
+        return tuple(a + b for a, b in zip(_spread(i, n), _spread(w, n), strict=True))
+
+    def split(self, v: int) -> Costs:
+        """The same model cut into v times as many stages, each 1/v of what it came from."""
+        if v == 1:
+            return self
+
+        def part(value: Any) -> Any:
+            if value is None or isinstance(value, str):
+                return value
+            if isinstance(value, tuple):
+                return tuple(_ratio(x, v) for x in value for _ in range(v))
+            return _ratio(value, v)
+
+        parts = {f.name: part(getattr(self.bytes, f.name)) for f in fields(Bytes)}
+        parts["message"] = self.bytes.message
+        fb = self.FB if isinstance(self.FB, str | Mapping) else _ratio(self.FB, v)
+        return replace(
+            self, F=part(self.F), I=part(self.I), W=part(self.W), B=part(self.B), FB=fb,
+            bytes=Bytes(**parts),
+        )  # fmt: skip
+
+
+def _ratio(value: Number, v: int) -> Number:
+    if isinstance(value, float):
+        return value / v
+    part = Fraction(value) / v
+    return int(part) if part.denominator == 1 else part
+
+
+def _spread(value: PerStage, n: int) -> tuple[Number, ...]:
+    return value if isinstance(value, tuple) else (value,) * n
+
+
+def _positive(name: str, value: Any) -> None:
+    for x in value if isinstance(value, tuple) else (value,):
+        if x is not None and (isinstance(x, bool) or not isinstance(x, Rational | float)):
+            raise CostError(f"{name} is {x!r}; it must be a number, or a list with one a stage")
+        if x is not None and not (x >= 0 and math.isfinite(x)):
+            raise CostError(f"{name} is {x}; it must be 0 or more, and finite")
+
+
+def per_stage(name: str, value: PerStage, n_stages: int) -> tuple[Number, ...]:
+    """The value for each of n stages."""
+    if isinstance(value, tuple) and len(value) != n_stages:
+        raise CostError(
+            f"{name} has {len(value)} values, but the schedule has {n_stages} stages; "
+            "give one number, or one a stage"
+        )
+    return _spread(value, n_stages)
+
+
+# --- ticks: exact integers where the costs are exact --------------------------------------
+
+
+@dataclass(frozen=True)
+class Ticks:
+    """How times are held in arrays: integers of 1/scale, or floats (scale 1)."""
+
+    scale: int
+    exact: bool
+
+    def array(self, values: Sequence[Number]) -> Array:
+        """Times as an array of ticks."""
+        if not self.exact:
+            return np.array([float(x) for x in values], dtype=np.float64)
+        return np.array([int(x * self.scale) for x in values], dtype=np.int64)
+
+    def value(self, ticks: Any) -> Number:
+        """Ticks as a time: an int where it is whole, a Fraction or a float where it is not."""
+        if not self.exact:
+            return float(ticks)
+        whole, rest = divmod(int(ticks), self.scale)
+        return Fraction(int(ticks), self.scale) if rest else whole
+
+
+def ticks_for(values: Sequence[Number], n_actions: int) -> Ticks:
+    """The finest exact tick of these values; floats where there is none that fits 63 bits."""
+    if any(isinstance(x, float) for x in values):
+        return Ticks(1, exact=False)
+    scale = math.lcm(*(Fraction(x).denominator for x in values)) if values else 1
+    largest = max((abs(x) for x in values), default=0)
+    if largest * scale * max(n_actions, 1) >= 2**62:
+        return Ticks(1, exact=False)
+    return Ticks(scale, exact=True)
+
+
+# --- from costs to durations ---------------------------------------------------------------
+
+_FUSED: dict[str, Callable[[Array, Array], Array]] = {
+    "sum": lambda parts, starts: np.add.reduceat(parts, starts),
+    "max": lambda parts, starts: np.maximum.reduceat(parts, starts),
+}
+
+
+def fused_rule(fb: Any) -> str:
+    """Which way FB is given: "sum", "max", "scale" or "number"; raises CostError."""
+    if isinstance(fb, str) and fb in _FUSED:
+        return fb
+    if isinstance(fb, Mapping) and set(fb) == {"scale"}:
+        _positive("FB.scale", fb["scale"])
+        return "scale"
+    if isinstance(fb, Rational | float) and not isinstance(fb, bool):
+        _positive("FB", fb)
+        return "number"
+    raise CostError(f'FB is {fb!r}; it must be "sum", "max", a number, or {{ scale = x }}')
+
+
+class CostTable:
+    """The costs of one schedule as arrays of ticks: `work` per action, `before` and `after`."""
+
+    def __init__(self, costs: Costs, schedule: Schedule) -> None:
+        self.costs, self.schedule = costs, schedule
+        n = schedule.placement.n_stages
+        times: dict[Kind, tuple[Number, ...]] = {
+            Kind.F: per_stage("F", costs.F, n),
+            Kind.B: per_stage("B", costs.whole, n),
+            Kind.I: per_stage("I", costs.I, n),
+            Kind.W: per_stage("W", costs.W, n),
+        }
+        receive, send = costs.lane if costs.lane is not None else (0, 0)
+        rule = fused_rule(costs.FB)
+        scale = costs.FB["scale"] if isinstance(costs.FB, Mapping) else 1
+        number = costs.FB if rule == "number" else 0
+        wires = self._wires(n)
+        values = [x for row in times.values() for x in row] + [receive, send, costs.latency]
+        values += [number, *wires]  # type: ignore[list-item]
+        if rule == "scale":
+            values += [x * scale for x in values]
+        self.ticks = ticks_for(values, len(schedule.codes))
+        self._kinds, self._stages = kinds_of(schedule.codes), stages_of(schedule.codes)
+        self._table = np.stack([self.ticks.array(times[k]) for k in times])
+        self._wires_ticks = self.ticks.array(wires)
+        self._fused = (rule, scale, self.ticks.array([number])[0])  # type: ignore[list-item]
+        self._lane = self.ticks.array([receive, send])
+        self._latency = self.ticks.array([costs.latency])[0]
+
+    def _wires(self, n: int) -> list[Number]:
+        """Time of each stage's output message beyond the latency."""
+        if self.costs.bandwidth is None:
+            return [0] * n
+        sizes = per_stage("bytes.message", self.costs.bytes.message, n)
+        return [x / self.costs.bandwidth if isinstance(x, float) or isinstance(
+            self.costs.bandwidth, float) else Fraction(x) / Fraction(self.costs.bandwidth)
+            for x in sizes]  # fmt: skip
+
+    @property
+    def _zeros(self) -> Array:
+        return np.zeros(len(self._kinds), dtype=self._table.dtype)
+
+    def work(self) -> Array:
+        """Work of each slot without transfers, `[slot]`."""
+        actions = self._zeros
+        compute = self._kinds < Kind.SEND_F
+        actions[compute] = self._table[self._kinds[compute], self._stages[compute]]
+        widths, slots = self.schedule.widths, self.schedule.slots[:-1]
+        if (widths == 1).all():
+            return actions
+        filled = np.flatnonzero(widths > 0)
+        total = np.zeros(len(widths), dtype=actions.dtype)
+        total[filled] = np.add.reduceat(actions, slots[filled])
+        fused = filled[self._is_fused(slots[filled])]
+        rule, scale, number = self._fused
+        if len(fused) == 0 or rule == "sum":
+            return total
+        if rule == "number":
+            total[fused] = number
+        elif rule == "scale":
+            total[fused] = [x * scale for x in total[fused].tolist()]
+        else:
+            total[fused] = np.maximum.reduceat(actions, slots[filled])[np.isin(filled, fused)]
+        return total
+
+    def _is_fused(self, slots: Array) -> Array:
+        """Which slots run a forward and a backward together."""
+        forward = np.logical_or.reduceat(self._kinds == Kind.F, slots)
+        backward = np.isin(self._kinds, (Kind.B, Kind.I))
+        return forward & np.logical_or.reduceat(backward, slots)
+
+    def lanes(self) -> tuple[Array, Array]:
+        """Time each slot occupies its queue before and after its work, `[slot]` both."""
+        widths, slots = self.schedule.widths, self.schedule.slots[:-1]
+        receive, send = self._lane
+        before = np.zeros(len(widths), dtype=self._table.dtype)
+        after = before.copy()
+        if self.costs.lane is None:
+            return before, after
+        if self.schedule.has_communication:
+            receives = (Kind.RECV_F, Kind.RECV_B), (Kind.SEND_F, Kind.SEND_B)
+        else:
+            receives = (Kind.F, Kind.B, Kind.I), (Kind.F, Kind.B, Kind.I)
+        filled = np.flatnonzero(widths > 0)
+        for lane, kinds, time in ((before, receives[0], receive), (after, receives[1], send)):
+            has = np.logical_or.reduceat(np.isin(self._kinds, kinds), slots[filled])
+            lane[filled[has]] = time
+        return before, after
+
+    def delays(self, source: Array, crosses: Array) -> Array:
+        """Time from the end of each edge's source to its target, `[edge]`."""
+        delays = np.zeros(len(source), dtype=self._table.dtype)
+        kinds, stages = self._kinds[source[crosses]], self._stages[source[crosses]]
+        forward = (kinds == Kind.F) | (kinds == Kind.SEND_F)
+        boundary = np.where(forward, stages, stages - 1)
+        delays[crosses] = self._latency + self._wires_ticks[boundary]
+        return delays
+
+
+# --- costs.toml -----------------------------------------------------------------------------
+
+_KEYS = {f.name for f in fields(Costs)}
+_BYTES = {"static", "activation", "held_between_I_and_W", "gradient", "message"}
+
+
+def load_costs(path: str | Path) -> Costs:
+    """Costs from a `costs.toml` (the format is in docs/format.md).
+
+    Raises: CostError, naming the file, the key and what it must be.
+    """
+    import tomllib
+
+    try:
+        data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CostError(f"{path}: cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CostError(f"{path}: not TOML: {error}") from None
+    try:
+        return costs_from(data)
+    except CostError as error:
+        raise CostError(f"{path}: {error}") from None
+
+
+def costs_from(data: Mapping[str, Any]) -> Costs:
+    """Costs from the plain data of a `costs.toml`."""
+    _known("key", data, _KEYS)
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+    lane = values.get("lane")
+    if lane is not None:
+        if not isinstance(lane, Mapping):
+            raise CostError(f"lane is {lane!r}; it must be {{ recv = x, send = y }}")
+        _known("key of lane", lane, {"recv", "send"})
+        values["lane"] = (lane.get("recv", 0), lane.get("send", 0))
+    sizes = values.get("bytes", {})
+    if not isinstance(sizes, Mapping):
+        raise CostError(f"bytes is {sizes!r}; it must be a table [bytes]")
+    _known("key of bytes", sizes, _BYTES)
+    sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in sizes.items()}
+    if "held_between_I_and_W" in sizes:
+        sizes["held"] = sizes.pop("held_between_I_and_W")
+    values["bytes"] = Bytes(**sizes)
+    if not isinstance(values.get("unit", ""), str):
+        raise CostError(f'unit is {values["unit"]!r}; it must be a text such as "us"')
+    return Costs(**values)
+
+
+def _known(what: str, given: Mapping[str, Any], known: set[str]) -> None:
+    unknown = sorted(set(given) - known)
+    if unknown:
+        raise CostError(f"unknown {what} {unknown[0]!r}; known are {', '.join(sorted(known))}")

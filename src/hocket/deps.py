@@ -1,0 +1,75 @@
+"""What an action needs, and what it holds and frees. The only place that says so.
+
+Checker, simulator, executor, memory model and lowering read these tables; none of them knows
+the rule by itself. Imports ir, nothing else of hocket.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from hocket.ir import Kind
+
+
+class Need(NamedTuple):
+    """One thing an action waits for: the first of `sources` that stands in the order.
+
+    A source is (kind, stage offset), for the same microbatch. A need whose stage lies beyond
+    the ends of the microbatch's path does not exist: the first stage reads the data, the last
+    one makes its own gradient from the loss.
+    """
+
+    sources: tuple[tuple[Kind, int], ...]
+    what: str
+
+
+_INPUT = Need(((Kind.RECV_F, 0), (Kind.F, -1)), "its input")
+_OUTPUT_GRADIENT = Need(
+    ((Kind.RECV_B, 0), (Kind.I, +1), (Kind.B, +1)), "the gradient of its output"
+)
+_ACTIVATIONS = Need(((Kind.F, 0),), "its own forward")
+
+NEEDS: dict[Kind, tuple[Need, ...]] = {
+    Kind.F: (_INPUT,),
+    Kind.B: (_ACTIVATIONS, _OUTPUT_GRADIENT),
+    Kind.I: (_ACTIVATIONS, _OUTPUT_GRADIENT),
+    Kind.W: (Need(((Kind.I, 0),), "its input gradient"),),
+    Kind.SEND_F: (Need(((Kind.F, 0),), "the output it sends"),),
+    Kind.RECV_F: (Need(((Kind.SEND_F, -1),), "the matching send"),),
+    Kind.SEND_B: (Need(((Kind.I, 0), (Kind.B, 0)), "the gradient it sends"),),
+    Kind.RECV_B: (Need(((Kind.SEND_B, +1),), "the matching send"),),
+}
+
+# The message that a compute action's result travels in when the next stage is on another rank:
+# (the send, the receive, the stage offset from sender to receiver).
+MESSAGE: dict[Kind, tuple[Kind, Kind, int]] = {
+    Kind.F: (Kind.SEND_F, Kind.RECV_F, +1),
+    Kind.B: (Kind.SEND_B, Kind.RECV_B, -1),
+    Kind.I: (Kind.SEND_B, Kind.RECV_B, -1),
+}
+
+
+class Effect(NamedTuple):
+    """Change of memory by one action: what it takes at its start, what it gives back at its end.
+
+    Each entry is a factor of one quantity: microbatches in flight, a stage's `activation`, what
+    is `held` between I and W, and the `gradient` buffers of a running backward.
+    """
+
+    takes: dict[str, int]
+    frees: dict[str, int]
+
+
+EFFECTS: dict[Kind, Effect] = {
+    Kind.F: Effect(takes={"in_flight": 1, "activation": 1}, frees={}),
+    Kind.B: Effect(takes={"gradient": 1}, frees={"in_flight": 1, "activation": 1, "gradient": 1}),
+    Kind.I: Effect(takes={"gradient": 1}, frees={"activation": 1, "held": -1, "gradient": 1}),
+    Kind.W: Effect(takes={}, frees={"in_flight": 1, "held": 1}),
+}
+
+# Without any backward in the order (evaluation) a forward keeps nothing.
+EVALUATION: dict[Kind, Effect] = {
+    Kind.F: Effect(
+        takes={"in_flight": 1, "activation": 1}, frees={"in_flight": 1, "activation": 1}
+    ),
+}

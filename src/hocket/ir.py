@@ -1,0 +1,427 @@
+"""A schedule as a value: kinds, actions, queues, placement, order. No time, no tensors.
+
+Imports numpy and errors, nothing else of hocket.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import IntEnum
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hocket.errors import ScheduleError
+
+Array = np.ndarray
+
+
+class Kind(IntEnum):
+    """What an action does. The names are torch.distributed.pipelining's letters."""
+
+    F = 0  # forward
+    B = 1  # whole backward
+    I = 2  # input gradient  # noqa: E741 (the field's letter)
+    W = 3  # weight gradient
+    SEND_F = 4
+    RECV_F = 5
+    SEND_B = 6
+    RECV_B = 7
+
+    @property
+    def is_communication(self) -> bool:
+        """True for the four kinds that lowering inserts."""
+        return self >= Kind.SEND_F
+
+
+COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W)
+
+# One action is one integer: kind in 4 bits, stage in 20, microbatch above.
+_STAGE_SHIFT, _MB_SHIFT = 4, 24
+_KIND_MASK, _STAGE_MASK = (1 << 4) - 1, (1 << 20) - 1
+MAX_STAGE = _STAGE_MASK
+
+
+class Action(NamedTuple):
+    """One piece of work, written `2F0`: stage 2, forward, microbatch 0."""
+
+    kind: Kind
+    stage: int
+    mb: int
+
+    def __str__(self) -> str:
+        return f"{self.stage}{self.kind.name}{self.mb}"
+
+
+class Slot(tuple[Action, ...]):
+    """Actions run together, written `0F3+3B1`."""
+
+    def __str__(self) -> str:
+        return "+".join(map(str, self))
+
+
+class Queue(NamedTuple):
+    """A serial stream of a rank: `0` is rank 0's compute queue, `0/comm` another of rank 0."""
+
+    rank: int
+    stream: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.rank}/{self.stream}" if self.stream else str(self.rank)
+
+
+def encode(kind: Any, stage: Any, mb: Any) -> Any:
+    """The code of an action; scalars or arrays."""
+    return (mb << _MB_SHIFT) | (stage << _STAGE_SHIFT) | kind
+
+
+def kinds_of(codes: Array) -> Array:
+    """The kind of each code."""
+    return codes & _KIND_MASK
+
+
+def stages_of(codes: Array) -> Array:
+    """The stage of each code."""
+    return (codes >> _STAGE_SHIFT) & _STAGE_MASK
+
+
+def mbs_of(codes: Array) -> Array:
+    """The microbatch of each code."""
+    return codes >> _MB_SHIFT
+
+
+def action_of(code: int) -> Action:
+    """The action that a code stands for."""
+    code = int(code)
+    return Action(Kind(code & _KIND_MASK), (code >> _STAGE_SHIFT) & _STAGE_MASK, code >> _MB_SHIFT)
+
+
+# --- placement ------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which queue runs each stage: one path of queues for each copy of the model.
+
+    `paths[k][s]` is the queue of stage s on path k; `path_of[mb]` the path a microbatch takes.
+    """
+
+    paths: tuple[tuple[Queue, ...], ...]
+    path_of: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not self.paths or not all(self.paths):
+            raise ScheduleError("a placement needs at least one path with at least one stage")
+        if not self.path_of:
+            raise ScheduleError("a schedule needs at least one microbatch")
+        bad = [mb for mb, k in enumerate(self.path_of) if not 0 <= k < len(self.paths)]
+        if bad:
+            raise ScheduleError(
+                f"microbatch {bad[0]} is on path {self.path_of[bad[0]]}, "
+                f"but the paths are 0 to {len(self.paths) - 1}"
+            )
+        ranks = {q.rank for path in self.paths for q in path}
+        missing = sorted(set(range(max(ranks) + 1)) - ranks)
+        if missing:
+            raise ScheduleError(
+                f"rank {missing[0]} has no stage; ranks are numbered from 0 without gaps"
+            )
+
+    @cached_property
+    def queues(self) -> tuple[Queue, ...]:
+        """Every queue of the paths, by rank, a rank's compute queue first."""
+        return tuple(sorted({q for path in self.paths for q in path}))
+
+    @property
+    def p(self) -> int:
+        """Number of ranks."""
+        return self.queues[-1].rank + 1
+
+    @property
+    def m(self) -> int:
+        """Number of microbatches."""
+        return len(self.path_of)
+
+    @cached_property
+    def n_stages(self) -> int:
+        """Number of stages of the longest path."""
+        return max(len(path) for path in self.paths)
+
+    @cached_property
+    def lengths(self) -> Array:
+        """Number of stages each microbatch walks, `[microbatch]`."""
+        return np.array([len(path) for path in self.paths])[np.array(self.path_of)]
+
+    @cached_property
+    def stages_of_rank(self) -> tuple[tuple[int, ...], ...]:
+        """The stages whose weights each rank holds, `[rank]`; a mirrored rank holds several."""
+        held = {(q.rank, s) for path in self.paths for s, q in enumerate(path)}
+        return tuple(tuple(sorted(s for r, s in held if r == rank)) for rank in range(self.p))
+
+    @cached_property
+    def weight_copies(self) -> float:
+        """Copies of the whole model's weights over all ranks (1, or 2 for a mirrored pair)."""
+        return sum(map(len, self.stages_of_rank)) / self.n_stages
+
+    def rank_table(self, queues: Sequence[Queue]) -> Array:
+        """Index into `queues` by `[path, stage]`; stages beyond a path get `len(queues)`."""
+        index = {q: i for i, q in enumerate(queues)}
+        table = np.full((len(self.paths), self.n_stages), len(queues), dtype=np.int32)
+        for k, path in enumerate(self.paths):
+            table[k, : len(path)] = [index[q] for q in path]
+        return table
+
+    def queue(self, stage: int, mb: int) -> Queue:
+        """The queue that runs this stage for this microbatch."""
+        return self.paths[self.path_of[mb]][stage]
+
+
+def _path(ranks: Iterable[int]) -> tuple[Queue, ...]:
+    return tuple(Queue(r) for r in ranks)
+
+
+def linear(p: int, m: int) -> Placement:
+    """Stage r on rank r."""
+    return Placement((_path(range(p)),), (0,) * m)
+
+
+def looped(p: int, m: int, v: int) -> Placement:
+    """v stages a rank, round robin: `0 1 2 3 0 1 2 3` (Megatron's interleaving)."""
+    return Placement((_path(list(range(p)) * v),), (0,) * m)
+
+
+def wave(p: int, m: int, v: int) -> Placement:
+    """v stages a rank, there and back: `0 1 2 3 3 2 1 0 0 1 2 3 ...` (Hanayo)."""
+    down = list(range(p))
+    return Placement(
+        (_path(r for c in range(v) for r in (down[::-1] if c % 2 else down)),), (0,) * m
+    )
+
+
+def vshape(p: int, m: int) -> Placement:
+    """Two stages a rank, there and back: `0 1 2 3 3 2 1 0`."""
+    return wave(p, m, 2)
+
+
+def mirrored(p: int, path_of: Sequence[int], pipes: int = 2) -> Placement:
+    """`pipes` copies of the model: half run down the ranks, each rotated, half run back up.
+
+    Paths alternate: path 2i starts at rank i * 2p / pipes and goes up the ranks, path 2i + 1 is
+    the same path reversed. Source: Chimera (arXiv 2107.06925), section 3.6.
+    """
+    paths = []
+    for i in range(pipes // 2):
+        down = [(s + i * 2 * p // pipes) % p for s in range(p)]
+        paths += [_path(down), _path(down[::-1])]
+    return Placement(tuple(paths), tuple(path_of))
+
+
+# --- order ----------------------------------------------------------------------------------
+
+
+class Line(NamedTuple):
+    """Consecutive slots of one queue: action codes, and how many of them each slot takes."""
+
+    codes: Array
+    widths: Array
+
+
+def run(kind: Kind, stage: int, mbs: Iterable[int] | Array) -> Line:
+    """One slot for each microbatch: `run(Kind.F, 2, range(3))` is `2F0 2F1 2F2`."""
+    return lay(encode(int(kind), stage, np.asarray(mbs, dtype=np.int64)))
+
+
+def lay(codes: Array) -> Line:
+    """A line of one slot for each code."""
+    return Line(np.asarray(codes, dtype=np.int64), np.ones(len(codes), dtype=np.int64))
+
+
+def cut(line: Line, start: int, stop: int | None = None) -> Line:
+    """Slots start to stop of a line whose slots are all single."""
+    return Line(line.codes[start:stop], line.widths[start:stop])
+
+
+def join(*lines: Line) -> Line:
+    """The lines one after the other."""
+    if not lines:
+        return lay(np.empty(0, dtype=np.int64))
+    return Line(np.concatenate([x.codes for x in lines]), np.concatenate([x.widths for x in lines]))
+
+
+def alternate(*lines: Line) -> Line:
+    """First slot of each line, then the second of each, ...: `a0 b0 a1 b1`; equal lengths."""
+    codes, widths = _columns(lines)
+    return Line(codes.ravel(), widths.ravel())
+
+
+def fuse(*lines: Line) -> Line:
+    """The i-th slots of all lines made one slot: `a0+b0 a1+b1`; equal lengths."""
+    codes, widths = _columns(lines)
+    return Line(codes.ravel(), widths.sum(axis=1))
+
+
+def _columns(lines: Sequence[Line]) -> tuple[Array, Array]:
+    """Codes `[slot, ...]` and widths `[slot, line]`; each line has slots of one width."""
+    n = len(lines[0].widths)
+    assert all(len(x.widths) == n for x in lines), "lines of different lengths"
+    codes = [x.codes.reshape(n, -1) if n else x.codes.reshape(0, 1) for x in lines]
+    return np.concatenate(codes, axis=1), np.stack([x.widths for x in lines], axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class Schedule:
+    """Who runs what, in which order: a placement, and the slots of each queue.
+
+    `codes[slots[i]:slots[i + 1]]` are the actions of slot i; slots
+    `starts[q]:starts[q + 1]` belong to `queues[q]`. Arrays are read-only.
+    """
+
+    name: str
+    placement: Placement
+    queues: tuple[Queue, ...]
+    codes: Array
+    slots: Array
+    starts: Array
+
+    def __post_init__(self) -> None:
+        for array in (self.codes, self.slots, self.starts):
+            array.flags.writeable = False
+
+    @classmethod
+    def from_lines(
+        cls, name: str, placement: Placement, lines: Sequence[Line] | Mapping[Queue, Line]
+    ) -> Schedule:
+        """A schedule from one line a queue, in `placement.queues` order or by queue."""
+        if isinstance(lines, Mapping):
+            queues = tuple(sorted({*placement.queues, *lines}))
+            lines = [lines.get(q, join()) for q in queues]
+        else:
+            queues = placement.queues
+            if len(lines) != len(queues):
+                raise ScheduleError(
+                    f"{name} has {len(queues)} queues, but the order has {len(lines)} lines"
+                )
+        return cls(
+            name=name,
+            placement=placement,
+            queues=queues,
+            codes=np.concatenate([x.codes for x in lines]),
+            slots=_offsets(np.concatenate([x.widths for x in lines])),
+            starts=_offsets(np.array([len(x.widths) for x in lines])),
+        )
+
+    @classmethod
+    def from_order(
+        cls,
+        name: str,
+        placement: Placement,
+        order: Mapping[Queue, Iterable[Iterable[Action]]] | Sequence[Iterable[Iterable[Action]]],
+    ) -> Schedule:
+        """A schedule from slots written out, a sequence of actions each."""
+        if isinstance(order, Mapping):
+            return cls.from_lines(name, placement, {q: _line(s) for q, s in order.items()})
+        return cls.from_lines(name, placement, [_line(slots) for slots in order])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Schedule):
+            return NotImplemented
+        return (
+            (self.name, self.placement, self.queues) == (other.name, other.placement, other.queues)
+            and np.array_equal(self.codes, other.codes)
+            and np.array_equal(self.slots, other.slots)
+            and np.array_equal(self.starts, other.starts)
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.name, self.placement, self.codes.tobytes()))
+
+    def __repr__(self) -> str:
+        return f"<Schedule {self.name}: p={self.p} m={self.m}, {len(self.codes)} actions>"
+
+    @property
+    def p(self) -> int:
+        """Number of ranks."""
+        return self.placement.p
+
+    @property
+    def m(self) -> int:
+        """Number of microbatches."""
+        return self.placement.m
+
+    @property
+    def n_slots(self) -> int:
+        """Number of slots over all queues."""
+        return len(self.slots) - 1
+
+    @cached_property
+    def widths(self) -> Array:
+        """Number of actions in each slot, `[slot]`."""
+        return np.diff(self.slots)
+
+    @cached_property
+    def slot_of_action(self) -> Array:
+        """The slot each action is in, `[action]`."""
+        return np.repeat(np.arange(self.n_slots, dtype=np.int32), self.widths)
+
+    @cached_property
+    def queue_of_slot(self) -> Array:
+        """Index of each slot's queue, `[slot]`."""
+        return np.repeat(np.arange(len(self.queues), dtype=np.int32), np.diff(self.starts))
+
+    @cached_property
+    def rank_of_queue(self) -> Array:
+        """The rank of each queue, `[queue]`."""
+        return np.array([q.rank for q in self.queues], dtype=np.int32)
+
+    @cached_property
+    def has_communication(self) -> bool:
+        """True when SEND and RECV actions stand in the order."""
+        return bool((kinds_of(self.codes) >= Kind.SEND_F).any())
+
+    @cached_property
+    def has_split_backward(self) -> bool:
+        """True when some backward is an I and a W."""
+        kinds = kinds_of(self.codes)
+        return bool(((kinds == Kind.I) | (kinds == Kind.W)).any())
+
+    @cached_property
+    def is_forward_only(self) -> bool:
+        """True when no backward stands in the order (evaluation)."""
+        kinds = kinds_of(self.codes)
+        return not np.isin(kinds, (Kind.B, Kind.I, Kind.W)).any()
+
+    def slot(self, index: int) -> Slot:
+        """The actions of one slot."""
+        return Slot(action_of(c) for c in self.codes[self.slots[index] : self.slots[index + 1]])
+
+    def line(self, queue: Queue | int) -> Iterator[Slot]:
+        """The slots of a queue, in order."""
+        q = queue if isinstance(queue, int) else self.queues.index(queue)
+        return (self.slot(i) for i in range(self.starts[q], self.starts[q + 1]))
+
+    @property
+    def order(self) -> dict[Queue, list[Slot]]:
+        """Every queue with its slots, as objects (for people; code reads the arrays)."""
+        return {q: list(self.line(i)) for i, q in enumerate(self.queues)}
+
+    def renamed(self, name: str) -> Schedule:
+        """The same schedule under another name."""
+        return replace(self, name=name)
+
+
+def _offsets(widths: Array) -> Array:
+    offsets = np.zeros(len(widths) + 1, dtype=np.int64)
+    np.cumsum(widths, out=offsets[1:])
+    return offsets
+
+
+def _line(slots: Iterable[Iterable[Action]]) -> Line:
+    codes: list[int] = []
+    widths: list[int] = []
+    for slot in slots:
+        before = len(codes)
+        codes.extend(encode(int(kind), stage, mb) for kind, stage, mb in slot)
+        widths.append(len(codes) - before)
+    return Line(np.array(codes, dtype=np.int64), np.array(widths, dtype=np.int64))

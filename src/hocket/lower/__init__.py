@@ -1,0 +1,5 @@
+"""Passes from schedule to schedule. Each returns a new value and leaves its input alone."""
+
+from hocket.lower.communication import insert_communication, strip_communication
+
+__all__ = ["insert_communication", "strip_communication"]

@@ -1,0 +1,54 @@
+"""From a schedule and costs to a timeline: the longest path.
+
+Imports graph, costs, timeline, checker.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.checker import check
+from hocket.costs import Costs, CostTable
+from hocket.graph import graph, longest_path
+from hocket.ir import Kind, Schedule, kinds_of
+from hocket.timeline import Timeline
+
+UNIT = Costs()
+
+
+def simulate(schedule: Schedule, costs: Costs = UNIT, *, blocking: bool = False) -> Timeline:
+    """The timeline of a schedule under these costs; every slot starts as early as it can.
+
+    blocking: a RECV in the order holds its queue until the message is there (always so when the
+    costs have a lane).
+
+    Raises: ScheduleError where the schedule cannot run, CostError where the costs do not fit.
+    """
+    g = graph(schedule, blocking=blocking or costs.lane is not None)
+    table = CostTable(costs, schedule)
+    work = table.work()
+    before, after = table.lanes()
+    slot = schedule.slot_of_action[g.first_action]
+    durations = (before + work + after)[slot]
+    delays = table.delays(g.source, g.crosses)
+    times = longest_path(g, durations, delays)
+    if times.stuck or g.missing:
+        check(schedule).raise_if_bad()
+    node = g.node_of_action
+    start = np.array(times.start, dtype=work.dtype)[node] + before[schedule.slot_of_action]
+    end = np.array(times.end, dtype=work.dtype)[node] - after[schedule.slot_of_action]
+    if schedule.has_communication and not blocking and costs.lane is None:
+        _wait_from_post(schedule, g, start)
+    return Timeline(
+        schedule=schedule, graph=g, start=start, end=end, before=before, after=after,
+        delays=delays, ticks=table.ticks, unit=costs.unit, bytes=costs.bytes,
+    )  # fmt: skip
+
+
+def _wait_from_post(schedule: Schedule, g, start: np.ndarray) -> None:
+    """Lets a posted RECV begin where it is posted, so that its span is the wait."""
+    kinds = kinds_of(schedule.codes)
+    for action in np.flatnonzero((kinds == Kind.RECV_F) | (kinds == Kind.RECV_B)).tolist():
+        node = int(g.node_of_action[action])
+        posts = [e for e in g.edges_of(node) if not g.crosses[e]]
+        start[action] = max((start[g.source[e]] for e in posts), default=0)
