@@ -158,7 +158,7 @@ def _counts(schedule: Schedule, index: Index) -> list[Problem]:
     """Actions that are doubled, missing, or exclude each other."""
     where = _Where(schedule)
     out: list[Problem] = []
-    seen, first, count = np.unique(schedule.codes, return_index=True, return_counts=True)
+    seen, count = np.unique(schedule.codes, return_counts=True)
     doubled = np.flatnonzero(count > 1)
     for i in doubled[:SHOWN].tolist():
         places = np.flatnonzero(schedule.codes == seen[i]).tolist()

@@ -6,7 +6,7 @@ Imports ir, graph, errors.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from fractions import Fraction
 from numbers import Rational
@@ -83,7 +83,7 @@ class Costs:
         i, w = self.I, self.W
         if not isinstance(i, tuple) and not isinstance(w, tuple):
             return i + w
-        n = len(i) if isinstance(i, tuple) else len(w)  # type: ignore[arg-type]
+        n = max(len(x) for x in (i, w) if isinstance(x, tuple))
         return tuple(a + b for a, b in zip(_spread(i, n), _spread(w, n), strict=True))
 
     def split(self, v: int) -> Costs:
@@ -95,22 +95,23 @@ class Costs:
             if value is None or isinstance(value, str):
                 return value
             if isinstance(value, tuple):
-                return tuple(_ratio(x, v) for x in value for _ in range(v))
-            return _ratio(value, v)
+                return tuple(_quotient(x, v) for x in value for _ in range(v))
+            return _quotient(value, v)
 
         parts = {f.name: part(getattr(self.bytes, f.name)) for f in fields(Bytes)}
         parts["message"] = self.bytes.message
-        fb = self.FB if isinstance(self.FB, str | Mapping) else _ratio(self.FB, v)
+        fb = self.FB if isinstance(self.FB, str | Mapping) else _quotient(self.FB, v)
         return replace(
             self, F=part(self.F), I=part(self.I), W=part(self.W), B=part(self.B), FB=fb,
             bytes=Bytes(**parts),
         )  # fmt: skip
 
 
-def _ratio(value: Number, v: int) -> Number:
-    if isinstance(value, float):
-        return value / v
-    part = Fraction(value) / v
+def _quotient(a: Number, b: Number) -> Number:
+    """a / b, exact where both are."""
+    if isinstance(a, float) or isinstance(b, float):
+        return a / b
+    part = Fraction(a) / Fraction(b)
     return int(part) if part.denominator == 1 else part
 
 
@@ -173,22 +174,20 @@ def ticks_for(values: Sequence[Number], n_actions: int) -> Ticks:
 
 # --- from costs to durations ---------------------------------------------------------------
 
-_FUSED: dict[str, Callable[[Array, Array], Array]] = {
-    "sum": lambda parts, starts: np.add.reduceat(parts, starts),
-    "max": lambda parts, starts: np.maximum.reduceat(parts, starts),
-}
 
+def fused_rule(fb: Any) -> tuple[str, Number]:
+    """Which way FB is given, and its number: ("sum" | "max" | "scale" | "number", x).
 
-def fused_rule(fb: Any) -> str:
-    """Which way FB is given: "sum", "max", "scale" or "number"; raises CostError."""
-    if isinstance(fb, str) and fb in _FUSED:
-        return fb
+    Raises: CostError.
+    """
+    if isinstance(fb, str) and fb in ("sum", "max"):
+        return fb, 0
     if isinstance(fb, Mapping) and set(fb) == {"scale"}:
         _positive("FB.scale", fb["scale"])
-        return "scale"
+        return "scale", fb["scale"]
     if isinstance(fb, Rational | float) and not isinstance(fb, bool):
         _positive("FB", fb)
-        return "number"
+        return "number", fb  # ty: ignore[invalid-return-type]
     raise CostError(f'FB is {fb!r}; it must be "sum", "max", a number, or {{ scale = x }}')
 
 
@@ -205,19 +204,19 @@ class CostTable:
             Kind.W: per_stage("W", costs.W, n),
         }
         receive, send = costs.lane if costs.lane is not None else (0, 0)
-        rule = fused_rule(costs.FB)
-        scale = costs.FB["scale"] if isinstance(costs.FB, Mapping) else 1
-        number = costs.FB if rule == "number" else 0
+        rule, fused = fused_rule(costs.FB)
         wires = self._wires(n)
-        values = [x for row in times.values() for x in row] + [receive, send, costs.latency]
-        values += [number, *wires]  # type: ignore[list-item]
+        values = [x for row in times.values() for x in row]
+        values += [receive, send, costs.latency, *wires]
+        if rule == "number":
+            values.append(fused)
         if rule == "scale":
-            values += [x * scale for x in values]
+            values += [x * fused for x in values]
         self.ticks = ticks_for(values, len(schedule.codes))
         self._kinds, self._stages = kinds_of(schedule.codes), stages_of(schedule.codes)
         self._table = np.stack([self.ticks.array(times[k]) for k in times])
         self._wires_ticks = self.ticks.array(wires)
-        self._fused = (rule, scale, self.ticks.array([number])[0])  # type: ignore[list-item]
+        self._fused = (rule, fused)
         self._lane = self.ticks.array([receive, send])
         self._latency = self.ticks.array([costs.latency])[0]
 
@@ -226,9 +225,7 @@ class CostTable:
         if self.costs.bandwidth is None:
             return [0] * n
         sizes = per_stage("bytes.message", self.costs.bytes.message, n)
-        return [x / self.costs.bandwidth if isinstance(x, float) or isinstance(
-            self.costs.bandwidth, float) else Fraction(x) / Fraction(self.costs.bandwidth)
-            for x in sizes]  # fmt: skip
+        return [_quotient(x, self.costs.bandwidth) for x in sizes]
 
     @property
     def _zeros(self) -> Array:
@@ -246,13 +243,13 @@ class CostTable:
         total = np.zeros(len(widths), dtype=actions.dtype)
         total[filled] = np.add.reduceat(actions, slots[filled])
         fused = filled[self._is_fused(slots[filled])]
-        rule, scale, number = self._fused
+        rule, fused_cost = self._fused
         if len(fused) == 0 or rule == "sum":
             return total
         if rule == "number":
-            total[fused] = number
+            total[fused] = self.ticks.array([fused_cost])[0]
         elif rule == "scale":
-            total[fused] = [x * scale for x in total[fused].tolist()]
+            total[fused] = [x * fused_cost for x in total[fused].tolist()]
         else:
             total[fused] = np.maximum.reduceat(actions, slots[filled])[np.isin(filled, fused)]
         return total
@@ -319,7 +316,7 @@ def load_costs(path: str | Path) -> Costs:
 def costs_from(data: Mapping[str, Any]) -> Costs:
     """Costs from the plain data of a `costs.toml`."""
     _known("key", data, _KEYS)
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
     lane = values.get("lane")
     if lane is not None:
         if not isinstance(lane, Mapping):

@@ -119,6 +119,12 @@ def graph(schedule: Schedule, *, blocking: bool = False) -> Graph:
     return _assemble(schedule, node_of_action, chains, sources, targets, missing)
 
 
+def edges(schedule: Schedule) -> tuple[Array, Array]:
+    """All (source, target) pairs of actions that the table of needs asks for."""
+    sources, targets, _ = _edges(Index(schedule))
+    return sources, targets
+
+
 def _edges(index: Index) -> tuple[Array, Array, tuple[Missing, ...]]:
     """Action to action edges from the table of needs, and the needs left open."""
     sources, targets, missing = [], [], []

@@ -6,7 +6,7 @@ Imports ir, deps, graph, costs, errors.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
@@ -44,7 +44,10 @@ class Gap(NamedTuple):
         if self.waits_for is None:
             return f"{self.before} on {self.queue} waits"
         verb = "is under way from" if self.cause == "transfer" else "runs on"
-        return f"{self.before} on {self.queue} waits for {self.waits_for}, which {verb} {self.waits_on}"
+        return (
+            f"{self.before} on {self.queue} waits for {self.waits_for}, "
+            f"which {verb} {self.waits_on}"
+        )
 
 
 class Step(NamedTuple):
@@ -91,7 +94,7 @@ class Timeline:
     delays: Array
     ticks: Ticks
     unit: str = ""
-    bytes: Bytes = Bytes()
+    bytes: Bytes = field(default_factory=Bytes)
     measured: bool = False
 
     # --- the whole ----------------------------------------------------------------------
@@ -128,8 +131,8 @@ class Timeline:
         queues = [q for q in self._worked if self.schedule.queues[q].rank == rank]
         busy = self.ticks.value(sum(self._busy[q] for q in queues))
         transfer = self.ticks.value(sum(self._transfer[q] for q in queues))
-        waits = dict.fromkeys(CAUSES, 0)
-        bubble = dict.fromkeys(PHASES, 0)
+        waits: dict[str, Number] = dict.fromkeys(CAUSES, 0)
+        bubble: dict[str, Number] = dict.fromkeys(PHASES, 0)
         for q in queues:
             for gap in self.gaps(self.schedule.queues[q]):
                 waits[gap.cause] += gap.end - gap.start

@@ -1,0 +1,163 @@
+"""DualPipe and DualPipeV: forwards and backwards of two directions run together."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket.ir import (
+    Array,
+    Kind,
+    Line,
+    Schedule,
+    alternate,
+    encode,
+    fuse,
+    join,
+    lay,
+    mirrored,
+    run,
+    vshape,
+)
+from hocket.schedules.registry import register
+
+
+@register(
+    "dualpipe",
+    source="DeepSeek-V3 technical report, arXiv 2412.19437, section 3.2.1 and figure 5",
+    rules=(
+        ("p even", lambda p: p % 2 == 0),
+        ("m even", lambda m: m % 2 == 0),
+        ("m >= 2p", lambda p, m: m >= 2 * p),
+    ),
+    stages_per_rank=1,
+)
+def dualpipe(p: int, m: int) -> Schedule:
+    """Two copies of the model from both ends, so that a forward always meets a backward to hide.
+
+    Half of the microbatches enter at rank 0, half at rank p - 1; rank r holds stages r and
+    p - 1 - r. Makespan (p + 1)(F + B) + (m - p - 1)FB + max(kF, kI - F) + k(FB - W - min(I, W))
+    with k = p/2 - 1, for equal stages, no latency, FB >= max(F, B); p + 1 in flight; weights
+    twice.
+
+    >>> from hocket import build, dumps
+    >>> print(dumps(build("dualpipe", p=4, m=8)), end="")
+    # hocket 1
+    name dualpipe
+    path 0: 0 1 2 3 | 0-3
+    path 1: 3 2 1 0 | 4-7
+    0: 0F0 0F1 0F2 3F4 3I4 3W4 3F5 0F3+3B5 3F6+0B0 3B6 3F7+0B1 3B7 0I2 0W2 0I3 0W3
+    1: 1F0 2F4 1F1 2F5 1F2 2B4 2F6+1B0 1F3+2B5 2F7+1B1 2B6 1B2 2I7 1I3 2W7 1W3
+    2: 1F4 2F0 1F5 2F1 1F6 2B0 2F2+1B4 1F7+2B1 2F3+1B5 2B2 1B6 2I3 1I7 2W3 1W7
+    3: 0F4 0F5 0F6 3F0 3I0 3W0 3F1 0F7+3B1 3F2+0B4 3B2 3F3+0B5 3B3 0I6 0W6 0I7 0W7
+    """
+    half, lines = m // 2, []
+    first, second = np.arange(half), np.arange(half, m)
+    for r in range(p):
+        distance = min(r, p - 1 - r)  # from the nearer end
+        near, far = (first, second) if r < p // 2 else (second, first)
+        lines.append(_eight_steps(distance, p // 2, (distance, near), (p - 1 - distance, far)))
+    return Schedule.from_lines("dualpipe", mirrored(p, (0,) * half + (1,) * half), lines)
+
+
+@register(
+    "dualpipev",
+    source="Qi et al., DualPipe could be better without the Dual, 2025; DeepSeek DualPipe, "
+    "dualpipev.py",
+    rules=(("m >= 2p", lambda p, m: m >= 2 * p),),
+    stages_per_rank=2,
+)
+def dualpipev(p: int, m: int) -> Schedule:
+    """DualPipe cut in half: the way back runs on the same ranks, so weights are held once.
+
+    Rank r holds stages r and 2p - 1 - r. Makespan in stage costs (2p + 1)(f + b) +
+    (2m - 2p - 1)fb + max(kf, ki - f) + k(fb - w - min(i, w)) with k = p - 1, for equal stages,
+    no latency, fb >= max(f, b); 2p + 1 stages in flight.
+
+    >>> from hocket import build, dumps
+    >>> print(dumps(build("dualpipev", p=2, m=4)), end="")
+    # hocket 1
+    name dualpipev
+    path 0: 0 1 1 0
+    0: 0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3+3B1 3F2+0B0 3B2 3F3+0B1 3B3 0I2 0W2 0I3 0W3
+    1: 1F0 2F0 1F1 2F1 1F2 2B0 2F2+1B0 1F3+2B1 2F3+1B1 2B2 1B2 2I3 1I3 2W3 1W3
+    """
+    mbs = np.arange(m)
+    lines = [_eight_steps(r, p, (r, mbs), (2 * p - 1 - r, mbs)) for r in range(p)]
+    return Schedule.from_lines("dualpipev", vshape(p, m), lines)
+
+
+class _Stream:
+    """The microbatches of one stage, taken in order by forwards and by backwards."""
+
+    def __init__(self, stage: int, mbs: Array) -> None:
+        self.stage, self.mbs, self._forwards, self._backwards = stage, mbs, 0, 0
+
+    def forward(self, n: int) -> Line:
+        """The next n forwards."""
+        self._forwards += n
+        return run(Kind.F, self.stage, self.mbs[self._forwards - n : self._forwards])
+
+    def backward(self, n: int, kind: Kind = Kind.B, whole: int = 0) -> Line:
+        """The next n backwards of a kind, the first `whole` of them whole."""
+        self._backwards += n
+        mbs = self.mbs[self._backwards - n : self._backwards]
+        kinds = np.where(np.arange(n) < whole, int(Kind.B), int(kind))
+        return lay(encode(kinds, self.stage, mbs))
+
+
+class _Steps(NamedTuple):
+    """How often each of the eight steps repeats."""
+
+    far: int
+    near: int
+    main: int
+
+
+def _eight_steps(h: int, half: int, near: tuple[int, Array], far: tuple[int, Array]) -> Line:
+    """One rank's order: h its distance from the end where `near` enters, of `half` ranks.
+
+    Source: the eight loops of DualPipe's `step`, each a repeated pattern over two streams.
+    """
+    a, b = _Stream(*near), _Stream(*far)
+    n = _Steps(far=half - h - 1, near=h + 1, main=len(near[1]) - 2 * half + h + 1)
+    one = a.forward(2 * n.far)
+    two = alternate(a.forward(n.near), b.forward(n.near))
+    early = b.backward(n.far, Kind.I)
+    three = alternate(early, _weights(early), b.forward(n.far))
+    four = _main(a, b, n.main, meets=h == half - 1)
+    five = alternate(b.backward(n.far), fuse(b.forward(n.far), a.backward(n.far)))
+    # halfway through step six the weight gradients are put off; on even ranks one action later
+    middle = n.near // 2
+    six = alternate(
+        b.backward(n.near, Kind.I, whole=middle + (h % 2 == 0)),
+        a.backward(n.near, Kind.I, whole=middle),
+    )
+    late = a.backward(n.far, Kind.I)
+    weights = _weights(join(six, late))
+    seven = alternate(lay(weights.codes[: n.far]), late)
+    return join(one, two, three, four, five, six, seven, lay(weights.codes[n.far :]))
+
+
+def _main(a: _Stream, b: _Stream, n: int, meets: bool) -> Line:
+    """Step four: a forward of each direction fused with a backward of the other.
+
+    Where the two directions meet the first backward of `b` waits for the forward just before
+    it, so that pair is not fused.
+    """
+    first = min(n, 1) if meets else 0
+    apart = alternate(
+        a.forward(first), b.backward(first), fuse(b.forward(first), a.backward(first))
+    )
+    rest = n - first
+    together = alternate(
+        fuse(a.forward(rest), b.backward(rest)), fuse(b.forward(rest), a.backward(rest))
+    )
+    return join(apart, together)
+
+
+def _weights(line: Line) -> Line:
+    """The weight gradients of a line's input gradients, in their order."""
+    split = line.codes[(line.codes & 15) == Kind.I]
+    return lay(split - int(Kind.I) + int(Kind.W))

@@ -1,0 +1,29 @@
+"""GPipe: all forwards, then all backwards."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.ir import Kind, Schedule, join, linear, run
+from hocket.schedules.registry import register
+
+
+@register("gpipe", source="Huang et al., GPipe, arXiv 1811.06965, figure 2c")
+def gpipe(p: int, m: int) -> Schedule:
+    """All forwards, then all backwards in microbatch order.
+
+    Makespan (m + p - 1)(F + B) + 2(p - 1) latency for equal stages; m microbatches in flight.
+
+    >>> from hocket import build, dumps
+    >>> print(dumps(build("gpipe", p=4, m=2)), end="")
+    # hocket 1
+    name gpipe
+    path 0: 0 1 2 3
+    0: 0F0 0F1 0B0 0B1
+    1: 1F0 1F1 1B0 1B1
+    2: 2F0 2F1 2B0 2B1
+    3: 3F0 3F1 3B0 3B1
+    """
+    mbs = np.arange(m)
+    lines = [join(run(Kind.F, r, mbs), run(Kind.B, r, mbs)) for r in range(p)]
+    return Schedule.from_lines("gpipe", linear(p, m), lines)

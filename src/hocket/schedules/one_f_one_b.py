@@ -1,0 +1,56 @@
+"""1F1B and its eager form: one forward, one backward in turn."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.ir import Kind, Line, Schedule, alternate, cut, join, linear, run
+from hocket.schedules.registry import register
+
+
+@register("1f1b", source="Narayanan et al., PipeDream-flush, arXiv 2006.09503, figure 2b; DAPPLE")
+def one_f_one_b(p: int, m: int) -> Schedule:
+    """One forward, one backward in turn, after p - 1 - r forwards on rank r.
+
+    Makespan (m + p - 1)(F + B) for equal stages and no latency; min(m, p - r) in flight.
+
+    >>> from hocket import build, dumps
+    >>> print(dumps(build("1f1b", p=4, m=4)), end="")
+    # hocket 1
+    name 1f1b
+    path 0: 0 1 2 3
+    0: 0F0 0F1 0F2 0F3 0B0 0B1 0B2 0B3
+    1: 1F0 1F1 1F2 1B0 1F3 1B1 1B2 1B3
+    2: 2F0 2F1 2B0 2F2 2B1 2F3 2B2 2B3
+    3: 3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3
+    """
+    lines = [_in_turn(r, m, warm_up=p - 1 - r) for r in range(p)]
+    return Schedule.from_lines("1f1b", linear(p, m), lines)
+
+
+@register("eager-1f1b", source="Zhuang et al., arXiv 2211.05322, section 4 (Alpa)")
+def eager(p: int, m: int) -> Schedule:
+    """1F1B with twice the warm-up, which hides the latency of messages.
+
+    Makespan (m + p - 1)(F + B) + 2(p - 1) latency; min(m, 2(p - r) - 1) in flight.
+
+    >>> from hocket import build, dumps
+    >>> print(dumps(build("eager-1f1b", p=4, m=8)), end="")
+    # hocket 1
+    name eager-1f1b
+    path 0: 0 1 2 3
+    0: 0F0 0F1 0F2 0F3 0F4 0F5 0F6 0B0 0F7 0B1 0B2 0B3 0B4 0B5 0B6 0B7
+    1: 1F0 1F1 1F2 1F3 1F4 1B0 1F5 1B1 1F6 1B2 1F7 1B3 1B4 1B5 1B6 1B7
+    2: 2F0 2F1 2F2 2B0 2F3 2B1 2F4 2B2 2F5 2B3 2F6 2B4 2F7 2B5 2B6 2B7
+    3: 3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3 3F4 3B4 3F5 3B5 3F6 3B6 3F7 3B7
+    """
+    lines = [_in_turn(r, m, warm_up=2 * (p - 1 - r)) for r in range(p)]
+    return Schedule.from_lines("eager-1f1b", linear(p, m), lines)
+
+
+def _in_turn(stage: int, m: int, warm_up: int) -> Line:
+    """Forwards of the warm-up, then forward and backward in turn, then the other backwards."""
+    w = min(warm_up, m)
+    forwards, backwards = run(Kind.F, stage, np.arange(m)), run(Kind.B, stage, np.arange(m))
+    turns = alternate(cut(forwards, w), cut(backwards, 0, m - w))
+    return join(cut(forwards, 0, w), turns, cut(backwards, m - w))

@@ -1,0 +1,181 @@
+"""The registry of schedule generators: names, constraints, options, and `build`.
+
+Imports ir and errors; the generators themselves are imported when first asked for.
+"""
+
+from __future__ import annotations
+
+import inspect
+import pkgutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from difflib import get_close_matches
+from functools import cache, cached_property
+from importlib import import_module
+from typing import Any, NamedTuple
+
+from hocket.errors import UsageError
+from hocket.ir import Schedule
+
+Generator = Callable[..., Schedule]
+
+
+class Rule(NamedTuple):
+    """One constraint: how it is written, and the test; settings come as keyword arguments."""
+
+    text: str
+    holds: Callable[..., bool]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One registered schedule."""
+
+    name: str
+    make: Generator
+    source: str
+    rules: tuple[Rule, ...]
+    stages_per_rank: int
+
+    @cached_property
+    def parameters(self) -> dict[str, Any]:
+        """The keyword-only parameters of the generator with their defaults, v among them."""
+        signature = inspect.signature(self.make)
+        return {
+            p.name: p.default for p in signature.parameters.values() if p.kind is p.KEYWORD_ONLY
+        }
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options beside p, m and v, with their defaults."""
+        return {k: d for k, d in self.parameters.items() if k != "v"}
+
+    @property
+    def takes_v(self) -> bool:
+        """True when the number of stages per rank can be chosen."""
+        return "v" in self.parameters
+
+    @property
+    def summary(self) -> str:
+        """First line of the generator's docstring."""
+        return (inspect.getdoc(self.make) or "").partition("\n")[0]
+
+    def broken(self, settings: dict[str, Any]) -> list[Rule]:
+        """The rules that these settings break."""
+        return [rule for rule in self.rules if not _holds(rule, settings)]
+
+
+_entries: dict[str, Entry] = {}
+
+
+def register(
+    name: str,
+    *,
+    source: str,
+    rules: tuple[tuple[str, Callable[..., bool]], ...] = (),
+    stages_per_rank: int = 1,
+) -> Callable[[Generator], Generator]:
+    """Registers a generator `make(p, m, *, v=..., option=...) -> Schedule` under a name.
+
+    rules: (text, test) pairs; a test takes p, m and any of the options by name. stages_per_rank:
+    for generators without a parameter v.
+    """
+
+    def keep(make: Generator) -> Generator:
+        if name in _entries:
+            raise UsageError(f"a schedule named {name!r} is registered already")
+        _entries[name] = Entry(name, make, source, tuple(Rule(*r) for r in rules), stages_per_rank)
+        return make
+
+    return keep
+
+
+@cache
+def _import_generators() -> None:
+    package = import_module("hocket.schedules")
+    for module in pkgutil.iter_modules(package.__path__):
+        import_module(f"hocket.schedules.{module.name}")
+
+
+def entries() -> Iterator[Entry]:
+    """Every registered schedule, by name."""
+    _import_generators()
+    return iter(sorted(_entries.values(), key=lambda e: e.name))
+
+
+def entry(name: str) -> Entry:
+    """The schedule of this name.
+
+    Raises: UsageError with the nearest names.
+    """
+    _import_generators()
+    if name not in _entries:
+        near = get_close_matches(name, _entries, n=3, cutoff=0.5)
+        hint = f"did you mean {' or '.join(near)}?" if near else "`hocket list` shows all"
+        raise UsageError(f"there is no schedule {name!r}; {hint}")
+    return _entries[name]
+
+
+def build(name: str, *, p: int, m: int, v: int | None = None, **options: Any) -> Schedule:
+    """The schedule of this name for p ranks, m microbatches and v stages per rank.
+
+    Raises: UsageError for an unknown name or option, and for settings the schedule does not
+    allow: the rule, the values, and the nearest legal settings.
+    """
+    found = entry(name)
+    settings = _settings(found, p, m, v, options)
+    broken = found.broken(settings)
+    if broken:
+        raise UsageError(_refusal(found, settings, broken))
+    return found.make(settings.pop("p"), settings.pop("m"), **settings)
+
+
+def _settings(
+    found: Entry, p: int, m: int, v: int | None, options: dict[str, Any]
+) -> dict[str, Any]:
+    """All settings of a call, defaults filled in, types checked."""
+    for key, value in (("p", p), ("m", m), ("v", v)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise UsageError(f"{key} is {value!r}; it must be a whole number")
+        if value is not None and value < 1:
+            raise UsageError(f"{key} is {value}; it must be 1 or more")
+    unknown = sorted(set(options) - set(found.options))
+    if unknown:
+        known = ", ".join(found.options) or "none"
+        raise UsageError(f"{found.name} has no option {unknown[0]!r}; its options: {known}")
+    settings = {"p": p, "m": m, **found.parameters, **options}
+    if v is not None and found.takes_v:
+        settings["v"] = v
+    elif v is not None and v != found.stages_per_rank:
+        raise UsageError(
+            f"{found.name} has {found.stages_per_rank} stage(s) per rank; v={v} is not possible"
+        )
+    return settings
+
+
+def _holds(rule: Rule, settings: dict[str, Any]) -> bool:
+    wanted = inspect.signature(rule.holds).parameters
+    return bool(rule.holds(**{k: settings[k] for k in wanted}))
+
+
+def _refusal(found: Entry, settings: dict[str, Any], broken: list[Rule]) -> str:
+    given = " ".join(f"{k}={v}" for k, v in settings.items() if v is not None)
+    rules = " and ".join(rule.text for rule in broken)
+    near = _nearest(found, settings)
+    advice = f"nearest that fit: {', '.join(near)}" if near else "no near setting fits"
+    return f"{found.name} needs {rules}; given {given}; {advice}"
+
+
+def _nearest(found: Entry, settings: dict[str, Any]) -> list[str]:
+    """Settings that differ in one number and fit, nearest first, at most four."""
+    out = []
+    numbers = [k for k, v in settings.items() if isinstance(v, int) and not isinstance(v, bool)]
+    for key in numbers:
+        value = settings[key]
+        reach = 4 * max(settings["p"], settings["m"], 8)
+        for step in (-1, 1):
+            for other in range(value + step, max(value + step * reach, 0), step):
+                if not found.broken({**settings, key: other}):
+                    out.append((abs(other - value) / value, f"{key}={other}"))
+                    break
+    return [text for _, text in sorted(out)[:4]]
