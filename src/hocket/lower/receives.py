@@ -1,0 +1,69 @@
+"""Moves receives later in an order, towards the action that uses them.
+
+A receive that stands early keeps a buffer, and with NCCL a spinning kernel, for a message that is
+not needed yet. Imports ir, graph, checker.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from hocket.ir import Kind, Line, Schedule, kinds_of, mbs_of, stages_of
+
+_CONSUMERS = {Kind.RECV_F: (Kind.F,), Kind.RECV_B: (Kind.B, Kind.I)}
+
+
+def defer_receives(schedule: Schedule, *, lead: int = 1) -> Schedule:
+    """The schedule with each RECV moved later, up to `lead` computing slots before its consumer.
+
+    A RECV moves past computation only: never past a communication of its queue, so that every
+    channel keeps its order, and never past its consumer.
+    """
+    lines = {}
+    for q, queue in enumerate(schedule.queues):
+        slots = range(int(schedule.starts[q]), int(schedule.starts[q + 1]))
+        order = _deferred(schedule, slots, lead)
+        widths = schedule.widths[order]
+        codes = [schedule.codes[schedule.slots[i] : schedule.slots[i + 1]] for i in order]
+        joined = np.concatenate(codes) if codes else np.empty(0, dtype=np.int64)
+        lines[queue] = Line(joined, widths)
+    return Schedule.from_lines(schedule.name, schedule.placement, lines)
+
+
+def _deferred(schedule: Schedule, slots: range, lead: int) -> list[int]:
+    """The slots of a queue in their new order."""
+    kinds, stages = kinds_of(schedule.codes), stages_of(schedule.codes)
+    mbs = mbs_of(schedule.codes)
+    first = schedule.slots[:-1]
+    consumed: dict[tuple[int, int, int], int] = {}
+    for i in slots:
+        for a in range(int(schedule.slots[i]), int(schedule.slots[i + 1])):
+            consumed[int(kinds[a]), int(stages[a]), int(mbs[a])] = i
+    out: list[int] = []  # built from the back
+    for i in reversed(slots):
+        a = int(first[i])
+        kind = Kind(int(kinds[a])) if schedule.widths[i] == 1 else None
+        if kind not in _CONSUMERS:
+            out.append(i)
+            continue
+        at = (int(stages[a]), int(mbs[a]))
+        users = {consumed.get((int(k), *at)) for k in _CONSUMERS[kind]}
+        out.insert(_place(out, users, lead, schedule, kinds), i)
+    return out[::-1]
+
+
+def _place(
+    out: list[int], users: set[int | None], lead: int, schedule: Schedule, kinds: np.ndarray
+) -> int:
+    """Where in the reversed line a RECV goes: behind at most the computation it may pass."""
+    passed = []  # slots that stand behind the RECV and in front of its user, nearest first
+    for i in reversed(out):
+        part = kinds[schedule.slots[i] : schedule.slots[i + 1]]
+        if i in users or (part >= Kind.SEND_F).any():
+            stopped_by_user = i in users
+            break
+        passed.append(i)
+    else:
+        stopped_by_user = False
+    moves = max(len(passed) - lead, 0) if stopped_by_user else len(passed)
+    return len(out) - moves

@@ -1,0 +1,191 @@
+"""One stage on one rank: forward, whole backward, and backward in two halves, a microbatch each.
+
+Holds what a microbatch keeps alive between its actions, and frees it at once; knows neither orders
+nor messages. Imports values and split.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hocket.errors import RunError
+from hocket.runtime.values import call, flatten, rebuild, tensors_of
+
+Loss = Callable[[Any, Any], Tensor]
+
+
+class Stage:
+    """The life of each microbatch in one stage.
+
+    Per microbatch: `inputs` (put there by a receive, a neighbour or the data), `leaves` (input
+    tensors that need a gradient), `roots` (where the backward starts), `gradients` (those of the
+    roots, or None for the loss), `results` (the output on its way out) and `returns` (the
+    gradients of the leaves on their way back). Each is taken once and then empty again.
+    """
+
+    def __init__(self, index: int, module: nn.Module, m: int, loss: Loss | None, plan: Any) -> None:
+        self.index = index
+        self.module = module
+        self.loss = loss
+        self.plan = plan
+        self.keys: Callable[[int], AbstractContextManager] | None = None
+        self.inputs: list[Any] = [None] * m
+        self.leaves: list[Sequence[Tensor] | None] = [None] * m
+        self.roots: list[Sequence[Tensor] | None] = [None] * m
+        self.gradients: list[Sequence[Tensor | None] | None] = [None] * m
+        self.results: list[Any] = [None] * m
+        self.returns: list[Sequence[Tensor | None] | None] = [None] * m
+        self.pending: list[Any] = [None] * m
+        self.targets: list[Any] = [None] * m
+        self.weights: Sequence[float] = ()
+        self.losses: list[Tensor | None] = [None] * m
+        self.outputs: list[Any] | None = None
+
+    # --- forward ----------------------------------------------------------------------------
+
+    def forward(self, mb: int) -> None:
+        """F: leaves the output in `results`."""
+        out = self._run(mb)
+        if isinstance(out, Tensor):
+            self.roots[mb] = (out,) if out.requires_grad else ()
+        else:
+            _, tensors = flatten(out, f"the output of stage {self.index}")
+            self.roots[mb] = [t for t in tensors if t.requires_grad]
+        self.results[mb] = (out,)
+
+    def forward_loss(self, mb: int) -> None:
+        """F of a path's last stage: leaves the loss in `losses`."""
+        out = self._run(mb)
+        with torch.enable_grad():
+            loss = self._loss_of(out, mb)
+        if loss.requires_grad:
+            self.roots[mb] = (loss,)
+            self.gradients[mb] = (torch.full_like(loss, self.weights[mb]),)
+        else:
+            self.roots[mb], self.gradients[mb] = (), ()
+        self.losses[mb] = loss.detach()
+
+    def evaluate(self, mb: int) -> None:
+        """F of an evaluation: nothing is kept for a backward."""
+        self.results[mb] = (self._infer(mb),)
+
+    def evaluate_loss(self, mb: int) -> None:
+        """F of a path's last stage in an evaluation."""
+        out = self._infer(mb)
+        if self.outputs is not None:
+            self.outputs[mb] = out
+        if self.loss is not None:
+            self.losses[mb] = self._loss_of(out, mb)
+
+    def _run(self, mb: int) -> Any:
+        value, self.inputs[mb] = self.inputs[mb], None
+        assert value is not None, f"{self.index}F{mb} has no input"
+        around = self.keys(mb) if self.keys is not None else _NOTHING
+        forward = self.plan.forward() if self.plan is not None else _NOTHING
+        with torch.enable_grad(), around, forward:
+            return call(self.module, value[0])
+
+    def _infer(self, mb: int) -> Any:
+        value, self.inputs[mb] = self.inputs[mb], None
+        assert value is not None, f"{self.index}F{mb} has no input"
+        with self.keys(mb) if self.keys is not None else _NOTHING:
+            return call(self.module, value[0])
+
+    def _loss_of(self, out: Any, mb: int) -> Tensor:
+        target, self.targets[mb] = self.targets[mb], None
+        assert self.loss is not None
+        loss = self.loss(out, target[0])
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            what = f"{tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
+            raise RunError(f"the loss of microbatch {mb} is {what}; it must be one number")
+        return loss if loss.dim() == 0 else loss.reshape(())
+
+    # --- backward ---------------------------------------------------------------------------
+
+    def backward(self, mb: int) -> None:
+        """B: leaves the gradients of the input in `returns`, adds those of the parameters."""
+        roots, gradients = self._start(mb)
+        if roots:
+            torch.autograd.backward(roots, gradients)
+        self._finish(mb)
+
+    def input_backward(self, mb: int) -> None:
+        """I: like B, but the gradients of the weights wait in `pending`."""
+        roots, gradients = self._start(mb)
+        pending = None
+        if roots:
+            with self.plan.input_backward() as pending:
+                torch.autograd.backward(roots, gradients)
+        self.pending[mb] = (pending,)
+        self._finish(mb)
+
+    def weight_backward(self, mb: int) -> None:
+        """W: adds the gradients that I put off."""
+        (pending,), self.pending[mb] = self.pending[mb], None
+        if pending is not None:
+            pending.run()
+
+    def _start(self, mb: int) -> tuple[list[Tensor], list[Tensor]]:
+        roots, gradients = self.roots[mb], self.gradients[mb]
+        self.roots[mb] = self.gradients[mb] = None
+        assert roots is not None, f"no forward of {self.index}F{mb}"
+        assert gradients is not None, f"no gradient for the output of {self.index}F{mb}"
+        pairs = [(r, g) for r, g in zip(roots, gradients, strict=True) if g is not None]
+        return [r for r, _ in pairs], [g for _, g in pairs]
+
+    def _finish(self, mb: int) -> None:
+        leaves, self.leaves[mb] = self.leaves[mb], None
+        if self.index:  # nobody wants the gradients of the data
+            self.returns[mb] = [leaf.grad for leaf in leaves] if leaves else ()
+
+    # --- neighbours on the same rank ---------------------------------------------------------
+
+    def hand_on(self, mb: int, to: Stage) -> None:
+        """Gives the output to the next stage, cut off from this one's graph, without a copy."""
+        (out,), self.results[mb] = self.results[mb], None
+        if isinstance(out, Tensor):
+            leaf = out.detach()
+            if out.requires_grad:
+                leaf.requires_grad_()
+                to.leaves[mb] = (leaf,)
+            to.inputs[mb] = (leaf,)
+            return
+        structure, tensors = flatten(out)
+        leaves = [t.detach().requires_grad_(t.requires_grad) for t in tensors]
+        to.leaves[mb] = [t for t in leaves if t.requires_grad]
+        to.inputs[mb] = (rebuild(structure, leaves),)
+
+    def hand_back(self, mb: int, to: Stage) -> None:
+        """Gives the gradients of the input to the previous stage."""
+        to.gradients[mb], self.returns[mb] = self.returns[mb], None
+
+    # --- state ------------------------------------------------------------------------------
+
+    def leftovers(self) -> list[str]:
+        """What is still held, for the check after a step; empty when all is clean."""
+        names = ("inputs", "leaves", "roots", "gradients", "results", "returns", "pending")
+        return [
+            f"{name} of microbatch {mb} in stage {self.index}"
+            for name in names
+            for mb, value in enumerate(getattr(self, name))
+            if value is not None
+        ]
+
+    def clear(self) -> None:
+        """Empties everything, after a failure."""
+        for name in ("inputs", "leaves", "roots", "gradients", "results", "returns", "pending"):
+            slots = getattr(self, name)
+            slots[:] = [None] * len(slots)
+
+
+_NOTHING = nullcontext()
+
+
+def first_rows(value: Any) -> int | None:
+    """Rows of a microbatch: dimension 0 of its first tensor that has one."""
+    return next((t.shape[0] for t in tensors_of(value) if t.dim()), None)

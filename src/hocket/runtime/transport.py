@@ -1,0 +1,313 @@
+"""Messages between stages on different ranks, over the send and recv of a process group.
+
+Holds the protocol of one boundary between two stages; knows nothing of orders. Imports values.
+
+Both ends remember the spec of a microbatch's last message. A message of that spec is one packed
+buffer, header first; large tensors follow on their own, without a copy. A message of another spec
+(the first one, or a changed shape) keeps the sizes that the receiver has posted, says so in its
+header, and is followed by one that carries the new spec and the payload. So shapes are learnt with
+the first message, checked with every other one, and may change at any time. Gradients need no spec
+of their own: they are those of the forward message's tensors that require one, and the header says
+which of them are absent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hocket.errors import RunError
+from hocket.runtime.values import LINE, Layout, Spec, flatten, rebuild
+
+AGREED, CHANGED = 0xA5, 0x5A  # first byte of a header
+_MAX_TAG = 2**31
+
+
+class Wire:
+    """Sends and receives of one process group, with a limit on how long to wait.
+
+    `group` is a backend with `send` and `recv`; `staging` is the device of the tensors when it is
+    not the one whose memory the group can send (CUDA tensors over gloo go through the CPU).
+    """
+
+    def __init__(self, group: Any, timeout: float, device: torch.device, staging: bool) -> None:
+        self.group = group
+        self.limit = timedelta(seconds=timeout)
+        self.device = device
+        self.memory = torch.device("cpu") if staging else device
+        self.staging = staging
+
+    @cached_property
+    def send(self) -> Any:
+        """`send([tensor], rank, tag)` of the group."""
+        return self.group.send
+
+    @cached_property
+    def recv(self) -> Any:
+        """`recv([tensor], rank, tag)` of the group."""
+        return self.group.recv
+
+    def wait(self, work: Any) -> None:
+        """Waits for one send or receive; each may be waited for only once.
+
+        Raises: RuntimeError when the other side is gone or the limit has passed.
+        """
+        work.wait(self.limit)
+
+    def empty(self, nbytes: int) -> Tensor:
+        """A buffer that the group can send."""
+        return torch.empty(nbytes, dtype=torch.uint8, device=self.memory)
+
+
+class Packed:
+    """A packed buffer ready to be filled: its header, and a view for each small tensor."""
+
+    __slots__ = ("buffer", "header", "layout", "partial", "views")
+
+    def __init__(self, layout: Layout, wire: Wire) -> None:
+        self.layout = layout
+        self.buffer = wire.empty(layout.nbytes)
+        self.header = self.buffer[: layout.head].numpy()
+        self.header[0] = AGREED
+        self.header[LINE:] = 1  # presence of gradients
+        self.partial = False
+        self.views = layout.views(self.buffer)
+
+
+class Sent:
+    """A message on its way: what must stay alive until its sends are complete."""
+
+    __slots__ = ("kept", "packed", "works")
+
+    def __init__(self, works: list[Any], packed: Packed | None, kept: Any) -> None:
+        self.works, self.packed, self.kept = works, packed, kept
+
+    def finish(self, wire: Wire) -> None:
+        """Waits until it has left, and gives its buffer back."""
+        for work in self.works:
+            wire.wait(work)
+        if self.packed is not None:
+            self.packed.layout.pool.append(self.packed)
+
+
+class Agreement:
+    """The specs that both ends of a boundary hold for each microbatch, and their layouts."""
+
+    def __init__(self, m: int, alone: bool) -> None:
+        self.specs: list[Spec | None] = [None] * m
+        self._alone = alone
+        self._known: dict[bytes, Spec] = {}
+        self.forward: dict[Spec, Layout] = {}
+        self.backward: dict[Spec, Layout] = {}
+
+    def learn(self, mb: int, spec: Spec) -> Spec:
+        """Makes `spec` the agreed one of this microbatch."""
+        known = self._known.setdefault(spec.key, spec)
+        if known is spec:
+            self.forward[spec] = Layout(spec.tensors, LINE, self._alone)
+            head = LINE + -(-len(spec.gradients) // LINE) * LINE
+            self.backward[spec] = Layout(spec.gradients, head, self._alone)
+        self.specs[mb] = known
+        return known
+
+
+BARE = Layout((), LINE, alone=False)
+
+
+class _End:
+    """What both ends of a boundary share. `peers[mb]` is the rank on the other side."""
+
+    def __init__(self, wire: Wire, boundary: int, n: int, peers: Sequence[int | None]) -> None:
+        m = len(peers)
+        self.wire = wire
+        self.peers = list(peers)
+        self.agreement = Agreement(m, alone=not wire.staging)
+        self.forward_tags = [(mb * n + boundary) * 2 for mb in range(m)]
+        self.backward_tags = [tag + 1 for tag in self.forward_tags]
+        if m * n * 2 >= _MAX_TAG:
+            raise RunError(f"{m} microbatches of {n} stages need more tags than there are")
+        self.posted: list[Any] = [None] * m
+        self.sent: list[Sent | None] = [None] * m
+
+    def release(self, mb: int) -> None:
+        """Waits for the send of this microbatch and frees what it held."""
+        sent = self.sent[mb]
+        assert sent is not None, f"nothing sent for microbatch {mb}"
+        self.sent[mb] = None
+        sent.finish(self.wire)
+
+    def _push(self, layout: Layout, tensors: Sequence[Tensor | None], mb: int, tag: int) -> Packed:
+        """Sends tensors in a layout; an absent one leaves its place as it is."""
+        wire, peer = self.wire, self.peers[mb]
+        packed = layout.pool.pop() if layout.pool else Packed(layout, wire)
+        for view, tensor in zip(packed.views, tensors, strict=True):
+            if view is not None and tensor is not None:
+                view.copy_(tensor)
+        works = [wire.send([packed.buffer], peer, tag)]
+        kept = None
+        if layout.large:
+            kept = [
+                wire.empty(spec.nbytes) if tensor is None else tensor.contiguous()
+                for spec, view, tensor in zip(layout.tensors, packed.views, tensors, strict=True)
+                if view is None
+            ]
+            works += [wire.send([tensor], peer, tag) for tensor in kept]
+        self.sent[mb] = Sent(works, packed, kept)
+        return packed
+
+    def _post(self, layout: Layout, mb: int, tag: int) -> None:
+        wire, peer = self.wire, self.peers[mb]
+        buffer = wire.empty(layout.nbytes)
+        works = [wire.recv([buffer], peer, tag)]
+        large = [torch.empty(s.shape, dtype=s.dtype, device=wire.memory) for s in layout.large]
+        works += [wire.recv([tensor], peer, tag) for tensor in large]
+        self.posted[mb] = (layout, buffer, large, works)
+
+    def _arrived(self, mb: int) -> tuple[Layout, Tensor, list[Tensor]]:
+        layout, buffer, large, works = self.posted[mb]
+        self.posted[mb] = None
+        for work in works:
+            self.wire.wait(work)
+        return layout, buffer, large
+
+    def _unpack(self, layout: Layout, buffer: Tensor, large: list[Tensor]) -> list[Tensor]:
+        if not layout.large:
+            tensors: list[Any] = layout.views(buffer)
+        else:
+            rest = iter(large)
+            tensors = [next(rest) if v is None else v for v in layout.views(buffer)]
+        if self.wire.staging:
+            tensors = [t.to(self.wire.device) for t in tensors]
+        return tensors
+
+    @property
+    def quiet(self) -> bool:
+        """True when nothing is posted and nothing is on its way."""
+        return not any(self.posted) and not any(self.sent)
+
+
+class Downstream(_End):
+    """A stage's boundary to the next stage: results leave, their gradients come back."""
+
+    def send(self, mb: int, value: Any) -> None:
+        """Sends the output of a microbatch."""
+        structure, tensors = flatten(value, "the output")
+        agreement = self.agreement
+        spec = agreement.specs[mb]
+        if spec is not None and spec.fits(structure, tensors):
+            self._push(agreement.forward[spec], tensors, mb, self.forward_tags[mb])
+        else:
+            self._introduce(mb, spec, structure, tensors)
+
+    def _introduce(self, mb: int, agreed: Spec | None, structure: Any, tensors: Any) -> None:
+        wire, peer, tag = self.wire, self.peers[mb], self.forward_tags[mb]
+        spec = self.agreement.learn(mb, Spec.of(structure, tensors))
+        second = Layout(spec.tensors, -(-(LINE + len(spec.key)) // LINE) * LINE, alone=False)
+        layout = self.agreement.forward[agreed] if agreed is not None else BARE
+        first = wire.empty(layout.nbytes)
+        header = first[:LINE].numpy()
+        header[0] = CHANGED
+        header[8:16].view("<u8")[0] = second.nbytes
+        parts = [first, *(wire.empty(s.nbytes) for s in layout.large)]
+        packed = Packed(second, wire)
+        packed.header[8:16].view("<u8")[0] = len(spec.key)
+        packed.header[LINE : LINE + len(spec.key)] = list(spec.key)
+        for view, tensor in zip(packed.views, tensors, strict=True):
+            assert view is not None
+            view.copy_(tensor)
+        parts.append(packed.buffer)
+        self.sent[mb] = Sent([wire.send([part], peer, tag) for part in parts], None, parts)
+
+    def post(self, mb: int) -> None:
+        """Posts the receive of the output's gradients."""
+        spec = self.agreement.specs[mb]
+        assert spec is not None, f"microbatch {mb} awaits gradients of an output it never sent"
+        self._post(self.agreement.backward[spec], mb, self.backward_tags[mb])
+
+    def wait(self, mb: int) -> list[Tensor | None]:
+        """The gradients of the output's tensors that require one; None where there is none."""
+        layout, buffer, large = self._arrived(mb)
+        tensors: list[Tensor | None] = [*self._unpack(layout, buffer, large)]
+        header = buffer[: layout.head].numpy()
+        if header[0] == CHANGED:
+            for i in range(len(tensors)):
+                if not header[LINE + i]:
+                    tensors[i] = None
+        elif header[0] != AGREED:
+            raise RunError(_foreign(self.peers[mb]))
+        return tensors
+
+
+class Upstream(_End):
+    """A stage's boundary to the previous stage: inputs come in, their gradients go back."""
+
+    def post(self, mb: int) -> None:
+        """Posts the receive of a microbatch's input."""
+        spec = self.agreement.specs[mb]
+        layout = BARE if spec is None else self.agreement.forward[spec]
+        self._post(layout, mb, self.forward_tags[mb])
+
+    def wait(self, mb: int) -> tuple[Any, list[Tensor]]:
+        """The input, fresh leaves where the sender's tensors require a gradient; those leaves."""
+        layout, buffer, large = self._arrived(mb)
+        header = buffer[:LINE].numpy()
+        if header[0] == CHANGED:
+            spec, tensors = self._learn(mb, header)
+        elif header[0] == AGREED:
+            known = self.agreement.specs[mb]
+            assert known is not None
+            spec, tensors = known, self._unpack(layout, buffer, large)
+        else:
+            raise RunError(_foreign(self.peers[mb]))
+        if spec.single is not None:
+            tensor = tensors[0]
+            if spec.single.requires_grad:
+                tensor.requires_grad_()
+                return tensor, tensors
+            return tensor, []
+        leaves = [
+            tensor.requires_grad_()
+            for tensor, s in zip(tensors, spec.tensors, strict=True)
+            if s.requires_grad
+        ]
+        return rebuild(spec.structure, tensors), leaves
+
+    def _learn(self, mb: int, header: Any) -> tuple[Spec, list[Tensor]]:
+        buffer = self.wire.empty(int(header[8:16].view("<u8")[0]))
+        self.wire.wait(self.wire.recv([buffer], self.peers[mb], self.forward_tags[mb]))
+        raw = buffer.numpy()
+        length = int(raw[8:16].view("<u8")[0])
+        spec = self.agreement.learn(mb, Spec.read(raw[LINE : LINE + length].tobytes()))
+        layout = Layout(spec.tensors, -(-(LINE + length) // LINE) * LINE, alone=False)
+        return spec, self._unpack(layout, buffer, [])
+
+    def send(self, mb: int, gradients: Sequence[Tensor | None]) -> None:
+        """Sends the gradients of the input's leaves."""
+        spec = self.agreement.specs[mb]
+        assert spec is not None
+        layout, tag = self.agreement.backward[spec], self.backward_tags[mb]
+        absent = [gradient is None for gradient in gradients]
+        if True in absent or (layout.pool and layout.pool[-1].partial):
+            self._mark(layout, gradients)
+        self._push(layout, gradients, mb, tag)
+
+    def _mark(self, layout: Layout, gradients: Sequence[Tensor | None]) -> None:
+        """Writes into the next buffer's header which gradients are there."""
+        packed = layout.pool.pop() if layout.pool else Packed(layout, self.wire)
+        there = [gradient is not None for gradient in gradients]
+        packed.partial = not all(there)
+        packed.header[0] = CHANGED if packed.partial else AGREED
+        packed.header[LINE : LINE + len(there)] = there
+        layout.pool.append(packed)
+
+
+def _foreign(rank: int | None) -> str:
+    return (
+        f"a message of rank {rank} is not one of this pipeline's; "
+        "does something else use the group?"
+    )
