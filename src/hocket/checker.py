@@ -12,7 +12,7 @@ import numpy as np
 
 from hocket.deps import NEEDS
 from hocket.errors import Problem, ScheduleError, UsageError
-from hocket.graph import Graph, Index, cycle, graph, longest_path
+from hocket.graph import Graph, Index, assemble, cycle, graph, longest_path
 from hocket.ir import Array, Kind, Schedule, action_of
 from hocket.lower import insert_communication
 
@@ -223,10 +223,7 @@ def _messages_complete(schedule: Schedule, index: Index) -> list[Problem]:
         return []
     where = _Where(schedule)
     out = []
-    for kind, other, offset in (
-        (Kind.SEND_F, Kind.RECV_F, 1), (Kind.RECV_F, Kind.SEND_F, -1),
-        (Kind.SEND_B, Kind.RECV_B, -1), (Kind.RECV_B, Kind.SEND_B, 1),
-    ):  # fmt: skip
+    for kind, (other, offset) in _PARTNER.items():
         known = (index.kinds == kind) & (index.mbs < len(index.lengths))
         at = np.flatnonzero(known)
         to = index.stages[at] + offset
@@ -309,27 +306,28 @@ def _deadlock(g: Graph) -> list[Problem]:
     circle = list(cycle(g, times))
     lines = []
     for (_, edge), (after, _) in zip(circle, circle[1:] + circle[:1], strict=True):
-        a, source = int(g.target[edge]), int(g.source[edge])
+        a = int(g.target[edge])
+        wanted, reason = _wanted(g, a, int(g.source[edge]))
         text = (
-            f"{where.place(a)}: {where.action(a)} waits for {where.action(source)} "
-            f"on rank {where.rank(source)} ({_reason(g, a, source)})"
+            f"{where.place(a)}: {where.action(a)} waits for {where.action(wanted)} "
+            f"on rank {where.rank(wanted)} ({reason})"
         )
-        head = int(g.first_action[after])
-        if int(g.node_of_action[source]) != after:
-            text += f", which stands behind {where.action(head)}"
+        if int(g.node_of_action[wanted]) != after:
+            text += f", which stands behind {where.action(int(g.first_action[after]))}"
         lines.append(text)
     first = int(g.target[circle[0][1]])
     text = "deadlock: these wait for each other in a circle:\n  " + "\n  ".join(lines)
     return [where.problem(first, text)]
 
 
-def _reason(g: Graph, action: int, source: int) -> str:
+def _wanted(g: Graph, action: int, source: int) -> tuple[int, str]:
+    """What an action really waits for, and why; for a message that is its other side."""
     kind = action_of(g.schedule.codes[action]).kind
-    wanted = action_of(g.schedule.codes[source]).kind
+    found = action_of(g.schedule.codes[source]).kind
     for need in NEEDS[kind]:
-        if any(wanted == k for k, _ in need.sources):
-            return need.what
-    return "the other side of the message"
+        if any(found == k for k, _ in need.sources):
+            return source, need.what
+    return _partner(Index(g.schedule), action), "the other side of the message"
 
 
 # --- transports ------------------------------------------------------------------------------
@@ -353,12 +351,19 @@ def _crossed(schedule: Schedule) -> list[Problem]:
     return out
 
 
-def _partner(index: Index, send: int) -> int:
-    """The position of the RECV that belongs to a SEND."""
-    kind = Kind(int(index.kinds[send]))
-    receive, offset = (Kind.RECV_F, 1) if kind == Kind.SEND_F else (Kind.RECV_B, -1)
-    stage, mb = index.stages[send : send + 1] + offset, index.mbs[send : send + 1]
-    return int(index.find(receive, stage, mb)[0])
+_PARTNER = {
+    Kind.SEND_F: (Kind.RECV_F, +1),
+    Kind.RECV_F: (Kind.SEND_F, -1),
+    Kind.SEND_B: (Kind.RECV_B, -1),
+    Kind.RECV_B: (Kind.SEND_B, +1),
+}
+
+
+def _partner(index: Index, message: int) -> int:
+    """The position of the other side of a SEND or RECV."""
+    kind, offset = _PARTNER[Kind(int(index.kinds[message]))]
+    part = slice(message, message + 1)
+    return int(index.find(kind, index.stages[part] + offset, index.mbs[part])[0])
 
 
 def _channels(
@@ -386,15 +391,12 @@ def _unmet(schedule: Schedule) -> list[Problem]:
     found = _deadlock(g)
     if not found:
         return []
+    text = found[0].text.replace("deadlock", "deadlock when sends block", 1)
     advice = (
-        "\n  a rank that sends while its neighbour sends must do both in one slot "
-        "(2SEND_B0+2RECV_F1), or take the order of insert_communication"
+        "\n  ranks that both send first must send and receive in one slot, such as "
+        "0SEND_F1+0RECV_B0; the order that insert_communication makes never blocks"
     )
-    return [
-        found[0]._replace(
-            text=found[0].text.replace("deadlock", "deadlock when sends block", 1) + advice
-        )
-    ]
+    return [found[0]._replace(text=text + advice)]
 
 
 def _rendezvous(schedule: Schedule, index: Index, g: Graph) -> Graph:
@@ -415,9 +417,7 @@ def _rendezvous(schedule: Schedule, index: Index, g: Graph) -> Graph:
         has = ~np.isin(slot[there], first_slots)
         sources.append(schedule.slots[before[has]])
         targets.append(here[has])
-    from hocket.graph import _assemble
-
-    return _assemble(
+    return assemble(
         schedule, slot, schedule.starts, np.concatenate(sources), np.concatenate(targets), ()
     )
 

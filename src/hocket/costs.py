@@ -95,19 +95,19 @@ class Costs:
             if value is None or isinstance(value, str):
                 return value
             if isinstance(value, tuple):
-                return tuple(_quotient(x, v) for x in value for _ in range(v))
-            return _quotient(value, v)
+                return tuple(quotient(x, v) for x in value for _ in range(v))
+            return quotient(value, v)
 
         parts = {f.name: part(getattr(self.bytes, f.name)) for f in fields(Bytes)}
         parts["message"] = self.bytes.message
-        fb = self.FB if isinstance(self.FB, str | Mapping) else _quotient(self.FB, v)
+        fb = self.FB if isinstance(self.FB, str | Mapping) else quotient(self.FB, v)
         return replace(
             self, F=part(self.F), I=part(self.I), W=part(self.W), B=part(self.B), FB=fb,
             bytes=Bytes(**parts),
         )  # fmt: skip
 
 
-def _quotient(a: Number, b: Number) -> Number:
+def quotient(a: Number, b: Number) -> Number:
     """a / b, exact where both are."""
     if isinstance(a, float) or isinstance(b, float):
         return a / b
@@ -187,7 +187,7 @@ def fused_rule(fb: Any) -> tuple[str, Number]:
         return "scale", fb["scale"]
     if isinstance(fb, Rational | float) and not isinstance(fb, bool):
         _positive("FB", fb)
-        return "number", fb  # ty: ignore[invalid-return-type]
+        return "number", fb
     raise CostError(f'FB is {fb!r}; it must be "sum", "max", a number, or {{ scale = x }}')
 
 
@@ -225,7 +225,7 @@ class CostTable:
         if self.costs.bandwidth is None:
             return [0] * n
         sizes = per_stage("bytes.message", self.costs.bytes.message, n)
-        return [_quotient(x, self.costs.bandwidth) for x in sizes]
+        return [quotient(x, self.costs.bandwidth) for x in sizes]
 
     @property
     def _zeros(self) -> Array:
@@ -239,10 +239,8 @@ class CostTable:
         widths, slots = self.schedule.widths, self.schedule.slots[:-1]
         if (widths == 1).all():
             return actions
-        filled = np.flatnonzero(widths > 0)
-        total = np.zeros(len(widths), dtype=actions.dtype)
-        total[filled] = np.add.reduceat(actions, slots[filled])
-        fused = filled[self._is_fused(slots[filled])]
+        total = np.add.reduceat(actions, slots)
+        fused = np.flatnonzero(self._is_fused(slots))
         rule, fused_cost = self._fused
         if len(fused) == 0 or rule == "sum":
             return total
@@ -251,7 +249,7 @@ class CostTable:
         elif rule == "scale":
             total[fused] = [x * fused_cost for x in total[fused].tolist()]
         else:
-            total[fused] = np.maximum.reduceat(actions, slots[filled])[np.isin(filled, fused)]
+            total[fused] = np.maximum.reduceat(actions, slots)[fused]
         return total
 
     def _is_fused(self, slots: Array) -> Array:
@@ -272,10 +270,8 @@ class CostTable:
             receives = (Kind.RECV_F, Kind.RECV_B), (Kind.SEND_F, Kind.SEND_B)
         else:
             receives = (Kind.F, Kind.B, Kind.I), (Kind.F, Kind.B, Kind.I)
-        filled = np.flatnonzero(widths > 0)
         for lane, kinds, time in ((before, receives[0], receive), (after, receives[1], send)):
-            has = np.logical_or.reduceat(np.isin(self._kinds, kinds), slots[filled])
-            lane[filled[has]] = time
+            lane[np.logical_or.reduceat(np.isin(self._kinds, kinds), slots)] = time
         return before, after
 
     def delays(self, source: Array, crosses: Array) -> Array:

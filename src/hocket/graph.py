@@ -116,7 +116,7 @@ def graph(schedule: Schedule, *, blocking: bool = False) -> Graph:
     if posted is not None:
         before, after = posted
         sources, targets = np.concatenate([sources, before]), np.concatenate([targets, after])
-    return _assemble(schedule, node_of_action, chains, sources, targets, missing)
+    return assemble(schedule, node_of_action, chains, sources, targets, missing)
 
 
 def edges(schedule: Schedule) -> tuple[Array, Array]:
@@ -172,7 +172,7 @@ def _nodes(
     return rank[raw], chains, (first[last[own[has]]], first[own[has]])
 
 
-def _assemble(
+def assemble(
     schedule: Schedule,
     node_of_action: Array,
     chains: Array,

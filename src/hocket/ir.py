@@ -293,7 +293,10 @@ class Schedule:
     def from_lines(
         cls, name: str, placement: Placement, lines: Sequence[Line] | Mapping[Queue, Line]
     ) -> Schedule:
-        """A schedule from one line a queue, in `placement.queues` order or by queue."""
+        """A schedule from one line a queue, in `placement.queues` order or by queue.
+
+        Slots without actions are left out.
+        """
         if isinstance(lines, Mapping):
             queues = tuple(sorted({*placement.queues, *lines}))
             lines = [lines.get(q, join()) for q in queues]
@@ -303,13 +306,14 @@ class Schedule:
                 raise ScheduleError(
                     f"{name} has {len(queues)} queues, but the order has {len(lines)} lines"
                 )
+        widths = [x.widths[x.widths > 0] for x in lines]
         return cls(
             name=name,
             placement=placement,
             queues=queues,
             codes=np.concatenate([x.codes for x in lines]),
-            slots=_offsets(np.concatenate([x.widths for x in lines])),
-            starts=_offsets(np.array([len(x.widths) for x in lines])),
+            slots=_offsets(np.concatenate(widths)),
+            starts=_offsets(np.array([len(w) for w in widths])),
         )
 
     @classmethod

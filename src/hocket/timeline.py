@@ -122,33 +122,36 @@ class Timeline:
     @cached_property
     def ranks(self) -> tuple[RankSummary, ...]:
         """One summary a rank."""
-        flight = self.peaks("in_flight")
-        memory = self.peak_bytes
-        return tuple(self._summary(r, flight[r], memory[r]) for r in range(self.schedule.p))
+        causes, phases = self._idle
+        flight, memory = self.peaks("in_flight"), self.peak_bytes
+        value, worked = self.ticks.value, set(self._worked)
+        out = []
+        for rank, queues in enumerate(self._queues_of_rank):
+            mine = [q for q in queues if q in worked]
+            start, end = self._rank_extent[rank]
+            busy, transfer = value(self._busy[mine].sum()), value(self._transfer[mine].sum())
+            out.append(
+                RankSummary(
+                    rank=rank,
+                    start=value(start - self._first),
+                    end=value(end - self._first),
+                    busy=busy,
+                    transfer=transfer,
+                    idle=self.makespan * len(mine) - busy - transfer,
+                    peak_in_flight=int(flight[rank]),
+                    peak_bytes=memory[rank],
+                    waits={c: value(causes[mine, i].sum()) for i, c in enumerate(CAUSES)},
+                    bubble={c: value(phases[mine, i].sum()) for i, c in enumerate(PHASES)},
+                )
+            )
+        return tuple(out)
 
-    def _summary(self, rank: int, flight: float, memory: float) -> RankSummary:
-        start, end = self._rank_extent[rank]
-        queues = [q for q in self._worked if self.schedule.queues[q].rank == rank]
-        busy = self.ticks.value(sum(self._busy[q] for q in queues))
-        transfer = self.ticks.value(sum(self._transfer[q] for q in queues))
-        waits: dict[str, Number] = dict.fromkeys(CAUSES, 0)
-        bubble: dict[str, Number] = dict.fromkeys(PHASES, 0)
-        for q in queues:
-            for gap in self.gaps(self.schedule.queues[q]):
-                waits[gap.cause] += gap.end - gap.start
-                bubble[gap.phase] += gap.end - gap.start
-        return RankSummary(
-            rank=rank,
-            start=self.ticks.value(start - self._first),
-            end=self.ticks.value(end - self._first),
-            busy=busy,
-            transfer=transfer,
-            idle=self.makespan * len(queues) - busy - transfer,
-            peak_in_flight=int(flight),
-            peak_bytes=memory,
-            waits=waits,
-            bubble=bubble,
-        )
+    @cached_property
+    def _queues_of_rank(self) -> list[list[int]]:
+        queues: list[list[int]] = [[] for _ in range(self.schedule.p)]
+        for q, queue in enumerate(self.schedule.queues):
+            queues[queue.rank].append(q)
+        return queues
 
     # --- arrays of slots ----------------------------------------------------------------
 
@@ -178,10 +181,7 @@ class Timeline:
         s = self.schedule
         if (s.widths == 1).all():
             return times
-        filled = np.flatnonzero(s.widths > 0)
-        out = np.zeros(s.n_slots, dtype=times.dtype)
-        out[filled] = ufunc.reduceat(times, s.slots[:-1][filled])
-        return out
+        return ufunc.reduceat(times, s.slots[:-1])
 
     @cached_property
     def _worked(self) -> list[int]:
@@ -237,7 +237,7 @@ class Timeline:
         s = self.schedule
         out = []
         for rank in range(s.p):
-            mine = [q for q in range(len(s.queues)) if s.queues[q].rank == rank]
+            mine = self._queues_of_rank[rank]
             times, deltas, takes_now = [], [], []
             for q in mine:
                 part = slice(int(s.starts[q]), int(s.starts[q + 1]))
@@ -302,6 +302,86 @@ class Timeline:
     # --- why ----------------------------------------------------------------------------
 
     @cached_property
+    def _idle(self) -> tuple[Array, Array]:
+        """Idle ticks of each queue by cause and by phase, `[queue, 3]` both."""
+        s, slots = self.schedule, self._working_slots
+        queue = s.queue_of_slot[slots]
+        causes = np.zeros((len(s.queues), len(CAUSES)), dtype=self.start.dtype)
+        phases = np.zeros((len(s.queues), len(PHASES)), dtype=self.start.dtype)
+        free, begin = self._free_before, (self.slot_start - self.before)[slots]
+        ended = np.clip(self._needed_until(slots, begin), free, np.maximum(begin, free))
+        np.add.at(causes[:, 0], queue, ended - free)
+        np.add.at(causes[:, 1], queue, np.maximum(begin - ended, 0))
+        np.add.at(phases, (queue, self._phase), np.maximum(begin - free, 0))
+        last = np.full(len(s.queues), self._first, dtype=self.start.dtype)
+        np.maximum.at(last, queue, (self.slot_end + self.after)[slots])
+        causes[:, 2] = self._last - last
+        phases[:, 2] += self._last - last
+        return causes, phases
+
+    @cached_property
+    def _working_slots(self) -> Array:
+        return np.flatnonzero(self.computes)
+
+    @cached_property
+    def _free_before(self) -> Array:
+        """When the queue of each working slot fell free before it."""
+        slots = self._working_slots
+        queue = self.schedule.queue_of_slot[slots]
+        free = np.full(len(slots), self._first, dtype=self.start.dtype)
+        same = queue[1:] == queue[:-1]
+        free[1:][same] = (self.slot_end + self.after)[slots[:-1]][same]
+        return free
+
+    @cached_property
+    def _phase(self) -> Array:
+        """Phase of each working slot: 0 up to the queue's first backward, 2 after its last F."""
+        s, slots = self.schedule, self._working_slots
+        flags = np.zeros((2, s.n_slots), dtype=np.int64)
+        flags[0, s.slot_of_action[np.isin(self._kinds, (Kind.B, Kind.I))]] = 1
+        flags[1, s.slot_of_action[self._kinds == Kind.F]] = 1
+        backward, forward = flags[:, slots]
+        queue = s.queue_of_slot[slots]
+        first = np.searchsorted(queue, queue)  # the first working slot of the same queue
+        backwards_before = np.cumsum(backward) - backward
+        forwards_before = np.cumsum(forward) - forward
+        forwards = np.bincount(queue, forward, minlength=len(s.queues))[queue]
+        warm_up = backwards_before == backwards_before[first]
+        cool_down = forwards_before - forwards_before[first] >= forwards
+        return np.where(warm_up, 0, np.where(cool_down, 2, 1))
+
+    def _needed_until(self, slots: Array, begin: Array) -> Array:
+        """When what each slot waited for longest had ended; `begin` where it waited for none."""
+        nodes = self.graph.node_of_action[self.schedule.slots[slots]]
+        end = self._occupied[1]
+        if self.schedule.has_communication:
+            found = [self._binding(int(node)) for node in nodes]
+            return np.array(
+                [b if f is None else end[f[0]] for b, f in zip(begin, found, strict=True)],
+                dtype=begin.dtype,
+            )
+        out = begin.copy()
+        edge = self._binding_edge[nodes]
+        held = edge < len(self.graph.needs)
+        out[held] = end[self.graph.needs[edge[held]]]
+        return out
+
+    @cached_property
+    def _binding_edge(self) -> Array:
+        """The edge that held each node longest, `[node]`; the number of edges where none did."""
+        g, n_edges = self.graph, len(self.graph.needs)
+        out = np.full(g.n_nodes, n_edges, dtype=np.int64)
+        filled = np.flatnonzero(np.diff(g.need_starts))
+        if len(filled):
+            ready = self._occupied[1][g.needs] + self.delays
+            starts = g.need_starts[filled]
+            counts = np.diff(np.append(starts, n_edges))
+            latest = np.repeat(np.maximum.reduceat(ready, starts), counts)
+            order = np.where(ready == latest, np.arange(n_edges), n_edges)
+            out[filled] = np.minimum.reduceat(order, starts)
+        return out
+
+    @cached_property
     def _occupied(self) -> tuple[Array, Array]:
         """First and last occupied tick of each node of the graph."""
         nodes = self.graph.first_action
@@ -319,32 +399,41 @@ class Timeline:
         return self.schedule.queues[self.schedule.queue_of_slot[slot]]
 
     def _binding(self, node: int) -> tuple[int, int] | None:
-        """The (node, edge) that held this node longest; a message posted is seen through."""
+        """The (node, edge) that held this node longest; a RECV is seen through to its SEND."""
         _, end = self._occupied
-        edges = self.graph.edges_of(node)
-        if not edges:
+        candidates = [(int(self.graph.needs[e]), e) for e in self.graph.edges_of(node)]
+        ready = [end[source] + self.delays[e] for source, e in candidates]
+        if node > 0 and node not in self._heads and self._receives(node - 1):  # it held the queue
+            candidates.append((node - 1, -1))
+            ready.append(end[node - 1])
+        if not candidates:
             return None
-        edge = max(edges, key=lambda e: end[self.graph.needs[e]] + self.delays[e])
-        source = int(self.graph.needs[edge])
-        if self._kinds[self.graph.first_action[source]] in (Kind.RECV_F, Kind.RECV_B):
+        source, edge = candidates[max(range(len(ready)), key=ready.__getitem__)]
+        if self._receives(source):
             return self._binding(source) or (source, edge)
         return source, edge
+
+    @cached_property
+    def _heads(self) -> set[int]:
+        """The first node of each chain."""
+        return set(self.graph.chains[:-1].tolist())
+
+    def _receives(self, node: int) -> bool:
+        kind = self._kinds[self.graph.first_action[node]]
+        return kind in (Kind.RECV_F, Kind.RECV_B)
 
     def gaps(self, queue: Queue) -> Iterator[Gap]:
         """Every idle stretch of a queue between the step's first start and last end."""
         s = self.schedule
-        q = s.queues.index(queue)
-        slots = np.arange(s.starts[q], s.starts[q + 1])
-        slots = slots[self.computes[slots]]
-        phases = self._phases(slots)
-        free = self._first
-        for slot, phase in zip(slots.tolist(), phases, strict=True):
-            busy_from = self.slot_start[slot] - self.before[slot]
-            if busy_from > free:
-                yield from self._gap(queue, slot, free, busy_from, phase)
-            free = self.slot_end[slot] + self.after[slot]
-        if self._last > free:
-            at = (self.ticks.value(free - self._first), self.ticks.value(self._last - self._first))
+        mine = np.flatnonzero(s.queue_of_slot[self._working_slots] == s.queues.index(queue))
+        slots = self._working_slots[mine]
+        begin, free = (self.slot_start - self.before)[slots], self._free_before[mine]
+        for i in np.flatnonzero(begin > free).tolist():
+            phase = PHASES[self._phase[mine[i]]]
+            yield from self._gap(queue, int(slots[i]), free[i], begin[i], phase)
+        last = (self.slot_end + self.after)[slots[-1]] if len(slots) else self._first
+        if self._last > last:
+            at = (self.ticks.value(last - self._first), self.ticks.value(self._last - self._first))
             yield Gap(queue, *at, "end", "cool-down", None, None, None)
 
     def _gap(
@@ -370,33 +459,16 @@ class Timeline:
         if start > ended:
             yield gap(ended, start, "transfer")
 
-    def _phases(self, slots: Array) -> list[str]:
-        """Phase of the gap before each of a queue's slots."""
-        s = self.schedule
-        forward = np.zeros(s.n_slots, dtype=bool)
-        forward[s.slot_of_action[self._kinds == Kind.F]] = True
-        backward = np.zeros(s.n_slots, dtype=bool)
-        backward[s.slot_of_action[np.isin(self._kinds, (Kind.B, Kind.I))]] = True
-        f, b = forward[slots], backward[slots]
-        before_first_backward = np.cumsum(b) - b == 0
-        after_last_forward = np.cumsum(f[::-1])[::-1] == 0
-        return [
-            "warm-up" if w else "cool-down" if c else "steady"
-            for w, c in zip(before_first_backward, after_last_forward, strict=True)
-        ]
-
     def critical_path(self) -> list[Step]:
         """The chain of slots that makes the makespan, from its first to its last."""
         start, end = self._occupied
         compute = self._kinds[self.graph.first_action] < Kind.SEND_F
         node = int(np.argmax(np.where(compute, end, end.min())))
         steps: list[Step] = []
-        chains = self.graph.chains
-        heads = set(chains[:-1].tolist())
         while True:
             binding = self._binding(node)
             ready = None if binding is None else end[binding[0]] + self.delays[binding[1]]
-            previous = None if node in heads else node - 1
+            previous = None if node in self._heads else node - 1
             by_queue = previous is not None and (ready is None or end[previous] >= ready)
             after = "queue" if by_queue else "start" if binding is None else "message"
             slot = self._slot_of_node(node)

@@ -28,6 +28,7 @@ _PACES = (_EVEN, Costs(F=2, I=1, W=2))
             lambda pipes, limit: limit is None or limit >= pipes,
         ),
     ),
+    weights="one copy a pipe",
 )
 def chimera(p: int, m: int, *, pipes: int = 2, limit: int | None = None) -> Schedule:
     """1F1B in `pipes` directions at once: half the bubble of 1F1B with two copies of the weights.

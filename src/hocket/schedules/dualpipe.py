@@ -31,7 +31,7 @@ from hocket.schedules.registry import register
         ("m even", lambda m: m % 2 == 0),
         ("m >= 2p", lambda p, m: m >= 2 * p),
     ),
-    stages_per_rank=1,
+    weights="2x",
 )
 def dualpipe(p: int, m: int) -> Schedule:
     """Two copies of the model from both ends, so that a forward always meets a backward to hide.

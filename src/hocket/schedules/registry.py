@@ -36,6 +36,7 @@ class Entry:
     source: str
     rules: tuple[Rule, ...]
     stages_per_rank: int
+    weights: str
 
     @cached_property
     def parameters(self) -> dict[str, Any]:
@@ -54,6 +55,10 @@ class Entry:
     def takes_v(self) -> bool:
         """True when the number of stages per rank can be chosen."""
         return "v" in self.parameters
+
+    def is_number(self, option: str) -> bool:
+        """True when an option is a whole number (or left out)."""
+        return str(inspect.signature(self.make).parameters[option].annotation).startswith("int")
 
     @property
     def summary(self) -> str:
@@ -74,17 +79,20 @@ def register(
     source: str,
     rules: tuple[tuple[str, Callable[..., bool]], ...] = (),
     stages_per_rank: int = 1,
+    weights: str = "1x",
 ) -> Callable[[Generator], Generator]:
     """Registers a generator `make(p, m, *, v=..., option=...) -> Schedule` under a name.
 
     rules: (text, test) pairs; a test takes p, m and any of the options by name. stages_per_rank:
-    for generators without a parameter v.
+    for generators without a parameter v. weights: copies of the weights, for people.
     """
 
     def keep(make: Generator) -> Generator:
         if name in _entries:
             raise UsageError(f"a schedule named {name!r} is registered already")
-        _entries[name] = Entry(name, make, source, tuple(Rule(*r) for r in rules), stages_per_rank)
+        _entries[name] = Entry(
+            name, make, source, tuple(Rule(*r) for r in rules), stages_per_rank, weights
+        )
         return make
 
     return keep
@@ -143,6 +151,9 @@ def _settings(
     if unknown:
         known = ", ".join(found.options) or "none"
         raise UsageError(f"{found.name} has no option {unknown[0]!r}; its options: {known}")
+    for key, value in options.items():
+        if found.is_number(key) and (isinstance(value, bool) or not isinstance(value, int)):
+            raise UsageError(f"{key} is {value!r}; it must be a whole number")
     settings = {"p": p, "m": m, **found.parameters, **options}
     if v is not None and found.takes_v:
         settings["v"] = v

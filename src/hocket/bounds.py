@@ -1,0 +1,94 @@
+"""What no order can beat: lower bounds of the makespan, with their argument.
+
+Imports ir, deps (through graph), costs, timeline.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket.costs import Costs, CostTable, Number, quotient
+from hocket.graph import edges
+from hocket.ir import Array, Kind, Placement, Schedule, kinds_of
+from hocket.policy import all_actions
+
+
+class Bound(NamedTuple):
+    """A time no order goes below, and why."""
+
+    value: Number
+    argument: str
+
+
+def lower_bounds(schedule: Schedule, costs: Costs) -> tuple[Bound, Bound]:
+    """Two lower bounds of the makespan of any order of this schedule's slots.
+
+    The busiest rank: its work, after the shortest way to its first action and before the
+    shortest way from its last. The longest chain: one microbatch there and back alone. A fused
+    slot counts as it is: the bounds hold for orders that fuse the same.
+    """
+    table = CostTable(costs, schedule)
+    before, after = table.lanes()
+    slots = before + table.work() + after
+    kinds = tuple(Kind(k) for k in np.unique(kinds_of(schedule.codes)) if k < Kind.SEND_F)
+    head, tail, chain = _chains(schedule, costs, kinds)
+    busy = np.zeros(schedule.p, dtype=slots.dtype)
+    np.add.at(busy, schedule.rank_of_queue[schedule.queue_of_slot], slots)
+    streams = np.bincount(schedule.rank_of_queue, minlength=schedule.p)
+    whole = [
+        head[r] + quotient(table.ticks.value(busy[r]), int(streams[r])) + tail[r]
+        for r in range(schedule.p)
+    ]
+    rank = int(np.argmax([float(x) for x in whole]))
+    work = Bound(
+        _plain(whole[rank]), f"rank {rank} works that long, with the shortest way in and out"
+    )
+    return work, Bound(_plain(chain), "one microbatch alone takes that long there and back")
+
+
+def _plain(x: Number) -> Number:
+    return int(x) if x == int(x) and not isinstance(x, float) else x
+
+
+def _chains(
+    schedule: Schedule, costs: Costs, kinds: tuple[Kind, ...]
+) -> tuple[list[Number], list[Number], Number]:
+    """Shortest time before each rank's first and after its last action, and the longest chain."""
+    one = _one_microbatch_a_path(schedule, kinds)
+    table = CostTable(costs, one)
+    before, after = table.lanes()
+    time = before + table.work() + after
+    sources, targets = edges(one)
+    rank = one.rank_of_queue[one.queue_of_slot]
+    delays = table.delays(sources, rank[sources] != rank[targets])
+    start = _longest(len(time), sources, targets, delays, time)
+    rest = _longest(len(time), targets, sources, delays, time)
+    if (schedule.widths > 1).any():  # parts of fused slots may be shorter than alone
+        start, rest = np.zeros_like(start), np.zeros_like(rest)
+    heads = [table.ticks.value(start[rank == r].min(initial=_top(start))) for r in range(one.p)]
+    tails = [table.ticks.value(rest[rank == r].min(initial=_top(rest))) for r in range(one.p)]
+    return heads, tails, table.ticks.value((start + time + rest).max())
+
+
+def _top(values: Array) -> Number:
+    return values.max()
+
+
+def _one_microbatch_a_path(schedule: Schedule, kinds: tuple[Kind, ...]) -> Schedule:
+    """All actions of one microbatch on every path."""
+    paths = schedule.placement.paths
+    return all_actions(schedule.name, Placement(paths, tuple(range(len(paths)))), kinds)
+
+
+def _longest(n: int, sources: Array, targets: Array, delays: Array, time: Array) -> Array:
+    """Longest path to the start of each node (to its end's rest, with the edges turned)."""
+    reach = np.zeros(n, dtype=time.dtype)
+    for _ in range(n + 1):
+        new = reach.copy()
+        np.maximum.at(new, targets, reach[sources] + time[sources] + delays)
+        if np.array_equal(new, reach):
+            break
+        reach = new
+    return reach

@@ -1,0 +1,388 @@
+"""The command line: parses words, calls one function, prints. No knowledge of its own.
+
+Heavy modules are imported inside the command that needs them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hocket import __version__
+from hocket.errors import CostError, HocketError, TextError, UsageError
+
+if TYPE_CHECKING:
+    from hocket.costs import Costs
+    from hocket.ir import Schedule
+    from hocket.schedules import Entry
+    from hocket.timeline import Timeline
+
+_SCHEDULE_HELP = "a name from `hocket list`, name:key=value,..., or a .sched file"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit status: 0, 1 cannot run, 2 wrong use or unreadable."""
+    parser = _parser()
+    args = parser.parse_args(argv)
+    if not hasattr(args, "run"):
+        parser.print_help()
+        return 2
+    try:
+        return args.run(args)
+    except (UsageError, TextError, CostError) as error:
+        return _fail(error, 2)
+    except HocketError as error:
+        return _fail(error, 1)
+    except BrokenPipeError:  # the reader (`| head`) has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except KeyboardInterrupt:
+        print("hocket: stopped", file=sys.stderr)
+        return 130
+
+
+def _fail(error: HocketError, status: int) -> int:
+    print(f"hocket: {error}", file=sys.stderr)
+    return status
+
+
+# --- arguments ---------------------------------------------------------------------------------
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="hocket",
+        description="Pipeline-parallel training schedules: generate, check, predict, see, run.",
+    )
+    parser.add_argument("--version", action="version", version=f"hocket {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND")
+
+    def command(name: str, run: Callable[[argparse.Namespace], int], text: str) -> Any:
+        sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+        sub.set_defaults(run=run)
+        sub.add_argument("--json", action="store_true", help="print one JSON object")
+        return sub
+
+    command("list", _list, "every schedule, what it needs, its weights and source")
+    show = command("show", _show, "draw a schedule, or print its text")
+    _add_schedule(show)
+    _add_costs(show)
+    show.add_argument("--format", choices=("grid", "sched", "json", "svg"), default="grid")
+    show.add_argument("--width", type=int, help="columns of the grid (default: the terminal's)")
+    show.add_argument("--output", help="write to this file")
+    check = command("check", _check, "find every fault of a schedule before it runs")
+    _add_schedule(check)
+    check.add_argument(
+        "--transport",
+        default="tagged",
+        help="how messages travel: tagged (default), ordered, rendezvous",
+    )
+    simulate = command("simulate", _simulate, "predict time, bubble, memory and critical path")
+    _add_schedule(simulate)
+    _add_costs(simulate)
+    simulate.add_argument("--trace", metavar="FILE", help="write .pftrace (Perfetto) or .json")
+    simulate.add_argument("--ranks", help="ranks in the trace, such as 0-7 (default: all)")
+    simulate.add_argument("--why", action="store_true", help="tell the reason of every idle gap")
+    simulate.add_argument(
+        "--blocking-receive",
+        action="store_true",
+        help="a RECV in the order holds its rank until the message is there",
+    )
+    compare = command("compare", _compare, "every schedule that fits, in one table")
+    compare.add_argument("names", nargs="*", metavar="SCHEDULE", help=_SCHEDULE_HELP)
+    _add_size(compare)
+    _add_costs(compare)
+    demo = command("demo", _demo, "a tour: compare, draw, trace, and train a small model")
+    demo.add_argument("--output", default="traces", help="folder for the traces")
+    _add_runtime(command)
+    return parser
+
+
+def _add_runtime(command: Callable[..., Any]) -> None:
+    from hocket.runtime.options import add_profile_arguments, add_run_arguments
+
+    run = command("run", _run, "train a real model with exactly this schedule")
+    _add_schedule(run)
+    add_run_arguments(run)
+    profile = command("profile", _profile, "measure the costs of a real model")
+    _add_schedule(profile)
+    add_profile_arguments(profile)
+
+
+def _add_schedule(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("schedule", metavar="SCHEDULE", help=_SCHEDULE_HELP)
+    _add_size(parser)
+    parser.add_argument(
+        "-o", "--option", action="append", default=[], metavar="KEY=VALUE",
+        help="an option of the schedule, such as group=4",
+    )  # fmt: skip
+
+
+def _add_size(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-p", type=int, help="ranks")
+    parser.add_argument("-m", type=int, help="microbatches")
+    parser.add_argument("-v", type=int, help="stages per rank")
+
+
+def _add_costs(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--costs", metavar="FILE", help="costs.toml (default: F = I = W = 1)")
+
+
+def _is_file(word: str) -> bool:
+    return word.endswith(".sched") or os.sep in word or Path(word).is_file()
+
+
+def _schedule(args: argparse.Namespace) -> Schedule:
+    """The schedule that the arguments name."""
+    if _is_file(args.schedule):
+        return _from_file(args)
+    name, options = _named(args.schedule)
+    for word in args.option:
+        options.update(_option(word))
+    return _built(name, args, options)
+
+
+def _built(name: str, args: argparse.Namespace, options: dict[str, Any]) -> Schedule:
+    from hocket.schedules import build
+
+    size = {"p": args.p, "m": args.m, "v": args.v} | {
+        k: options.pop(k) for k in ("p", "m", "v") if k in options
+    }
+    for key, what in (("p", "ranks"), ("m", "microbatches")):
+        if size[key] is None:
+            raise UsageError(f"{name} needs the number of {what}: give -{key}")
+    return build(name, **size, **options)
+
+
+def _from_file(args: argparse.Namespace) -> Schedule:
+    from hocket.text import load
+
+    try:
+        schedule = load(args.schedule)
+    except OSError as error:
+        raise UsageError(f"{args.schedule}: cannot be read: {error.strerror}") from None
+    for key in ("p", "m"):
+        given = getattr(args, key)
+        if given is not None and given != getattr(schedule, key):
+            raise UsageError(
+                f"{args.schedule} has {key}={getattr(schedule, key)}, not {given}; leave out -{key}"
+            )
+    if args.v is not None or getattr(args, "option", []):
+        raise UsageError(f"{args.schedule} is a file: -v and -o are for named schedules")
+    return schedule
+
+
+def _named(word: str) -> tuple[str, dict[str, Any]]:
+    """Name and options of `interleaved:v=4,group=8`."""
+    name, _, rest = word.partition(":")
+    options: dict[str, Any] = {}
+    for part in filter(None, rest.split(",")):
+        options.update(_option(part))
+    return name, options
+
+
+def _option(word: str) -> dict[str, Any]:
+    key, equals, value = word.partition("=")
+    if not equals or not key:
+        raise UsageError(f"expected key=value, found {word!r}")
+    try:
+        return {key: int(value)}
+    except ValueError:
+        return {key: value}
+
+
+def _costs(args: argparse.Namespace) -> Costs:
+    from hocket.costs import Costs, load_costs
+
+    return load_costs(args.costs) if args.costs else Costs()
+
+
+# --- commands ----------------------------------------------------------------------------------
+
+
+def _list(args: argparse.Namespace) -> int:
+    from hocket.schedules import entries
+
+    if args.json:
+        return _print_json({"schedules": [_entry_json(entry) for entry in entries()]})
+    for entry in entries():
+        print(f"{entry.name}\n    {entry.summary}")
+        options = "".join(f"; option {k} ({_default(d)})" for k, d in entry.options.items())
+        stages = "v" if entry.takes_v else entry.stages_per_rank
+        print(f"    stages per rank: {stages}; weights: {entry.weights}{options}")
+        if entry.rules:
+            print(f"    needs: {'; '.join(rule.text for rule in entry.rules)}")
+        print(f"    source: {entry.source}")
+    return 0
+
+
+def _default(value: Any) -> str:
+    return "chosen when left out" if value is None else f"{value} when left out"
+
+
+def _entry_json(entry: Entry) -> dict[str, Any]:
+    return {
+        "name": entry.name,
+        "summary": entry.summary,
+        "stages_per_rank": "v" if entry.takes_v else entry.stages_per_rank,
+        "options": entry.options,
+        "needs": [rule.text for rule in entry.rules],
+        "weights": entry.weights,
+        "source": entry.source,
+    }
+
+
+def _show(args: argparse.Namespace) -> int:
+    schedule = _schedule(args)
+    from hocket.text import as_json, dumps
+
+    form = "json" if args.json else args.format
+    if form == "sched":
+        text = dumps(schedule)
+    elif form == "json":
+        text = json.dumps(as_json(schedule)) + "\n"
+    else:
+        text = _picture(schedule, args, form)
+    if not args.output:
+        print(text, end="")
+        return 0
+    try:
+        Path(args.output).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{args.output}: cannot be written: {error.strerror}") from None
+    return 0
+
+
+def _picture(schedule: Schedule, args: argparse.Namespace, form: str) -> str:
+    from hocket.simulator import simulate
+
+    timeline = simulate(schedule, _costs(args))
+    if form == "svg":
+        from hocket.render.svg import svg
+
+        return svg(timeline) + "\n"
+    from hocket.render.grid import grid
+
+    colour = sys.stdout.isatty() and not args.output and "NO_COLOR" not in os.environ
+    return grid(timeline, width=args.width, colour=colour) + "\n"
+
+
+def _check(args: argparse.Namespace) -> int:
+    from hocket.checker import check
+
+    report = check(_schedule(args), args.transport)
+    if args.json:
+        _print_json({
+            "schedule": report.schedule.name,
+            "transport": report.transport,
+            "ok": report.ok,
+            "problems": [p._asdict() for p in report.problems],
+            "notes": list(report.notes),
+        })  # fmt: skip
+    else:
+        print(report)
+        for note in report.notes:
+            print(f"note: {note}")
+    return 0 if report.ok else 1
+
+
+def _simulate(args: argparse.Namespace) -> int:
+    from hocket.simulator import simulate
+
+    schedule, costs = _schedule(args), _costs(args)
+    timeline = simulate(schedule, costs, blocking=args.blocking_receive)
+    written = _write_trace(timeline, args)
+    from hocket.summary import as_json, as_text
+
+    if args.json:
+        return _print_json(as_json(timeline, costs) | ({"trace": written} if written else {}))
+    print(as_text(timeline, costs, why=args.why))
+    if written:
+        print(f"trace: {written} (open it at ui.perfetto.dev)")
+    return 0
+
+
+def _write_trace(timeline: Timeline, args: argparse.Namespace) -> str | None:
+    if not args.trace:
+        return None
+    from hocket.trace import write_trace
+
+    ranks = None if args.ranks is None else _numbers(args.ranks)
+    write_trace(timeline, args.trace, ranks=ranks)
+    return args.trace
+
+
+def _numbers(text: str) -> list[int]:
+    """`0-3,8` as numbers."""
+    out: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise UsageError(f"expected ranks such as 0-3,8, found {text!r}")
+        out += range(int(first), int(last or first) + 1)
+    return out
+
+
+def _compare(args: argparse.Namespace) -> int:
+    from hocket.summary import compare
+
+    table = compare(_competitors(args), _costs(args))
+    if args.json:
+        return _print_json(table.as_json())
+    print(table)
+    return 0
+
+
+def _competitors(args: argparse.Namespace) -> list[tuple[str, Schedule | str]]:
+    """(label, schedule, or why it is left out) for each word, or for every registered name."""
+    from hocket.schedules import entries
+
+    if args.names:
+        args.option = []
+        out: list[tuple[str, Schedule | str]] = []
+        for word in args.names:
+            args.schedule = word
+            out.append((word, _schedule(args)))
+        return out
+    return [(entry.name, _fitting(entry, args)) for entry in entries()]
+
+
+def _fitting(entry: Entry, args: argparse.Namespace) -> Schedule | str:
+    """The schedule at these sizes, v where it takes one; the refusal where it does not fit."""
+    sizes = argparse.Namespace(p=args.p, m=args.m, v=args.v if entry.takes_v else None)
+    if sizes.p is None or sizes.m is None:
+        raise UsageError("compare needs -p and -m")
+    try:
+        return _built(entry.name, sizes, {})
+    except UsageError as error:
+        return str(error)
+
+
+def _demo(args: argparse.Namespace) -> int:
+    from hocket.tour import tour
+
+    return tour(Path(args.output))
+
+
+def _run(args: argparse.Namespace) -> int:
+    from hocket.runtime.command import run_command
+
+    args.schedule = _schedule(args)
+    return run_command(args)
+
+
+def _profile(args: argparse.Namespace) -> int:
+    from hocket.runtime.command import profile_command
+
+    args.schedule = _schedule(args)
+    return profile_command(args)
+
+
+def _print_json(data: dict[str, Any]) -> int:
+    print(json.dumps(data))
+    return 0

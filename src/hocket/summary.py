@@ -1,0 +1,205 @@
+"""A timeline, or several, told in text and JSON.
+
+Imports timeline, bounds, costs, render.compare; holds no rule of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+from hocket.bounds import Bound, lower_bounds
+from hocket.costs import Bytes, Costs, Number
+from hocket.ir import Schedule
+from hocket.render.compare import format_time, table
+from hocket.simulator import simulate
+from hocket.timeline import CAUSES, PHASES, RankSummary, Timeline
+
+_PATH_SHOWN = 24
+
+
+def plain(value: Any) -> Any:
+    """A number that JSON knows: fractions as floats."""
+    return float(value) if isinstance(value, Fraction) else value
+
+
+def bound_of(timeline: Timeline, costs: Costs) -> Bound:
+    """The best lower bound of the makespan."""
+    return max(lower_bounds(timeline.schedule, costs), key=lambda b: b.value)
+
+
+def as_json(timeline: Timeline, costs: Costs) -> dict[str, Any]:
+    """The contract of `simulate --json`: times in `unit`, bytes in the unit they were given in."""
+    s = timeline.schedule
+    bound = bound_of(timeline, costs)
+    return {
+        "schedule": s.name,
+        "p": s.p,
+        "m": s.m,
+        "unit": timeline.unit,
+        "makespan": plain(timeline.makespan),
+        "span": plain(timeline.span),
+        "bubble_ratio": timeline.bubble_ratio,
+        "lower_bound": plain(bound.value),
+        "lower_bound_argument": bound.argument,
+        "weights": s.placement.weight_copies,
+        "ranks": [_rank_json(r) for r in timeline.ranks],
+        "critical_path": [
+            {"queue": str(x.queue), "slot": str(x.slot), "start": plain(x.start),
+             "end": plain(x.end), "after": x.after}
+            for x in timeline.critical_path()
+        ],
+    }  # fmt: skip
+
+
+def _rank_json(r: RankSummary) -> dict[str, Any]:
+    out = {k: plain(v) for k, v in r._asdict().items() if not isinstance(v, dict)}
+    out["waits"] = {k: plain(v) for k, v in r.waits.items()}
+    out["bubble"] = {k: plain(v) for k, v in r.bubble.items()}
+    return out
+
+
+def as_text(timeline: Timeline, costs: Costs, *, why: bool = False) -> str:
+    """The timeline for a reader: the whole, each rank, the critical path, the gaps."""
+    s, unit = timeline.schedule, timeline.unit
+    bound = bound_of(timeline, costs)
+    above = float(timeline.makespan) / float(bound.value) - 1 if bound.value else 0.0
+    out = [
+        f"{s.name}: p={s.p} m={s.m}",
+        f"makespan {format_time(timeline.makespan, unit)}, "
+        f"span {format_time(timeline.span, unit)}, bubble {timeline.bubble_ratio:.1%}",
+        f"lower bound {format_time(bound.value, unit)} ({bound.argument}); "
+        f"this order is {above:.1%} above it",
+        "",
+        _rank_table(timeline),
+        "",
+        _path_text(timeline),
+    ]
+    if why:
+        out += ["", "idle:", *_gap_lines(timeline)]
+    return "\n".join(out)
+
+
+def _rank_table(timeline: Timeline) -> str:
+    columns = ["rank", "start", "end", "busy", "transfer", "idle", *PHASES, "in flight", "bytes"]
+    drop = set()
+    if not any(r.transfer for r in timeline.ranks):
+        drop.add("transfer")
+    if timeline.bytes == Bytes():
+        drop.add("bytes")
+    rows = [
+        {
+            "rank": r.rank, "start": r.start, "end": r.end, "busy": r.busy,
+            "transfer": r.transfer, "idle": r.idle, **r.bubble,
+            "in flight": r.peak_in_flight, "bytes": r.peak_bytes,
+        }
+        for r in timeline.ranks
+    ]  # fmt: skip
+    return table(rows, [c for c in columns if c not in drop])
+
+
+def _path_text(timeline: Timeline) -> str:
+    steps = timeline.critical_path()
+    words = [f"{x.slot}{'' if x.after == 'queue' else '*' if x.after == 'message' else ''}"
+             for x in steps]  # fmt: skip
+    hops = sum(x.after == "message" for x in steps)
+    if len(words) > _PATH_SHOWN:
+        half = _PATH_SHOWN // 2
+        words = [*words[:half], f"... {len(words) - 2 * half} more ...", *words[-half:]]
+    return f"critical path, {len(steps)} slots, {hops} after waiting for another (*): " + " ".join(
+        words
+    )
+
+
+def _gap_lines(timeline: Timeline) -> list[str]:
+    out = []
+    for queue in timeline.schedule.queues:
+        for gap in timeline.gaps(queue):
+            at = f"{format_time(gap.start)} to {format_time(gap.end, timeline.unit)}"
+            out.append(f"  rank {queue}, {at}, {gap.phase}: {gap}")
+    return out
+
+
+# --- compare -----------------------------------------------------------------------------------
+
+
+class Row(NamedTuple):
+    """One schedule of a comparison; in_flight in microbatches of 1/p of the model."""
+
+    schedule: str
+    v: int
+    makespan: Number
+    span: Number
+    bubble_ratio: float
+    in_flight: float
+    peak_bytes: float
+    weights: float
+
+
+class Comparison(NamedTuple):
+    """Rows by makespan, and what was left out and why."""
+
+    rows: list[Row]
+    left_out: list[tuple[str, str]]
+    unit: str
+    has_bytes: bool
+
+    def as_json(self) -> dict[str, Any]:
+        """The contract of `compare --json`."""
+        return {
+            "unit": self.unit,
+            "rows": [{k: plain(v) for k, v in r._asdict().items()} for r in self.rows],
+            "left_out": [{"schedule": name, "reason": why} for name, why in self.left_out],
+        }
+
+    def __str__(self) -> str:
+        rows = [
+            {
+                "schedule": r.schedule, "v": r.v, "makespan": r.makespan, "span": r.span,
+                "bubble": f"{r.bubble_ratio:.1%}", "in flight": r.in_flight,
+                "bytes": r.peak_bytes, "weights": f"{r.weights:g}x",
+            }
+            for r in self.rows
+        ]  # fmt: skip
+        columns = ["schedule", "v", "makespan", "span", "bubble", "in flight", "bytes", "weights"]
+        if not self.has_bytes:
+            columns.remove("bytes")
+        unit = f" in {self.unit}" if self.unit else ""
+        notes = [
+            f"times{unit}; costs are those of 1/p of the model, a stage of v takes 1/v of them;",
+            "in flight: the fullest rank, in microbatches of 1/p of the model",
+        ]
+        notes += [f"left out: {why}" for _, why in self.left_out]
+        return "\n".join([table(rows, columns), "", *notes])
+
+
+def compare(competitors: Sequence[tuple[str, Schedule | str]], costs: Costs) -> Comparison:
+    """Every schedule under the same costs of 1/p of the model, best makespan first."""
+    rows, left_out = [], []
+    for label, schedule in competitors:
+        if isinstance(schedule, str):
+            left_out.append((label, schedule))
+        else:
+            rows.append(_row(label, schedule, costs))
+    rows.sort(key=lambda r: (r.makespan, r.weights, r.in_flight, r.schedule))
+    return Comparison(rows, left_out, costs.unit, costs.bytes != Bytes())
+
+
+def _row(label: str, schedule: Schedule, costs: Costs) -> Row:
+    v = max(1, schedule.placement.n_stages // schedule.p)
+    timeline = simulate(schedule, costs.split(v))
+    flight = max(r.peak_in_flight for r in timeline.ranks) / v
+    return Row(
+        schedule=label,
+        v=v,
+        makespan=timeline.makespan,
+        span=timeline.span,
+        bubble_ratio=timeline.bubble_ratio,
+        in_flight=flight,
+        peak_bytes=max(r.peak_bytes for r in timeline.ranks),
+        weights=schedule.placement.weight_copies,
+    )
+
+
+__all__ = ["CAUSES", "Comparison", "Row", "as_json", "as_text", "bound_of", "compare"]

@@ -1,0 +1,104 @@
+"""Every fault of a schedule is found, all at once."""
+
+import pytest
+
+from common import written
+from hocket import check
+from hocket.errors import ScheduleError, UsageError
+
+
+def _texts(s, transport="tagged"):
+    return [p.text for p in check(s, transport).problems]
+
+
+def test_misplaced_doubled_and_missing_actions_are_told_together():
+    s = written("bad", ["0 1"], "0: 0F0 0F0 1F0 0B0", "1: 1B0")
+    assert _texts(s) == [
+        "rank 0 slot 2: 1F0 belongs on rank 1 (path 0 places stage 1 there)",
+        "0F0 stands 2 times: rank 0 slot 0, rank 0 slot 1; each action runs once",
+    ]
+    assert _texts(written("bad", ["0 1"], "0: 0F0 0F1 0B0", "1: 1F0 1B0 1B1")) == [
+        "rank 1: 1F1 is missing: stage 1 never runs microbatch 1",
+        "rank 0: 0B1 is missing: stage 0 has no backward for microbatch 1",
+    ]
+
+
+def test_stages_and_microbatches_that_do_not_exist():
+    s = written("bad", ["0 1 | 0"], "0: 0F0 0B0 7F0 0F3", "1: 1F0 1B0")
+    assert _texts(s) == [
+        "rank 0 slot 2: 7F0: path 0 has no stage 7 (its stages are 0 to 1)",
+        "rank 0 slot 3: 0F3: there is no microbatch 3 (they are 0 to 0)",
+    ]
+
+
+def test_whole_backward_beside_its_parts():
+    s = written("bad", ["0"], "0: 0F0 0B0 0I0 0W0")
+    assert _texts(s) == ["rank 0: 0B0 stands beside 0I0: give a whole backward, or I and W"]
+    s = written("bad", ["0"], "0: 0F0 0B0 0W0")
+    assert _texts(s) == ["rank 0: 0B0 stands beside 0W0: give a whole backward, or I and W"]
+
+
+def test_w_without_its_i():
+    s = written("bad", ["0"], "0: 0F0 0W0")
+    assert _texts(s) == ["rank 0: 0I0 is missing, but 0W0 needs it"]
+
+
+def test_a_circle_through_three_ranks_is_printed_action_by_action():
+    s = written(
+        "ring", ["0 1 2"],
+        "0: 0F0 0B0 0F1 0B1", "1: 1F1 1F0 1B0 1B1", "2: 2F0 2B0 2F1 2B1",
+    )  # fmt: skip
+    (text,) = _texts(s)
+    assert text == (
+        "deadlock: these wait for each other in a circle:\n"
+        "  rank 0 slot 1: 0B0 waits for 1B0 on rank 1 (the gradient of its output), "
+        "which stands behind 1F1\n"
+        "  rank 1 slot 0: 1F1 waits for 0F1 on rank 0 (its input), which stands behind 0B0"
+    )
+
+
+def test_fused_pairs_that_need_each_other_are_a_circle():
+    s = written(
+        "pairs", ["0 1 | 0-1"],
+        "0: 0F0 0F1+0B0 0B1", "1: 1F0 1F1+1B0 1B1",
+    )  # fmt: skip
+    (text,) = _texts(s)
+    assert "deadlock" in text
+    assert "0F1+0B0" not in text  # the actions are named, not the slot
+
+
+def test_a_message_without_its_other_side():
+    s = written("half", ["0 1"], "0: 0F0 0SEND_F0 0RECV_B0 0B0", "1: 1F0 1B0 1SEND_B0")
+    assert _texts(s) == [
+        "rank 0 slot 1: 0SEND_F0 has no partner; 1RECV_F0 is missing",
+        "rank 1 slot 0: 1F0 needs 0F0 of rank 0, but no SEND and RECV carry it",
+    ]
+
+
+def test_unknown_transport():
+    with pytest.raises(UsageError) as e:
+        check(written("x", ["0"], "0: 0F0 0B0"), "pigeon")
+    assert str(e.value) == (
+        "there is no transport 'pigeon'; choose from tagged, ordered, rendezvous"
+    )
+
+
+def test_thousands_of_faults_are_counted_not_listed():
+    lines = " ".join(f"0F{i}" for i in range(3000))
+    report = check(written("many", ["0"], f"0: {lines} 0B0"))
+    assert len(report.problems) == 21
+    assert report.problems[-1].text == "... and 2979 more such B"
+    with pytest.raises(ScheduleError) as e:
+        report.raise_if_bad()
+    assert len(e.value.problems) == 21
+
+
+def test_empty_slots_are_harmless():
+    from hocket import Action, Kind, Schedule, simulate
+    from hocket.ir import linear
+
+    s = Schedule.from_order(
+        "gaps", linear(1, 1), [[[], [Action(Kind.F, 0, 0)], [], [Action(Kind.B, 0, 0)], []]]
+    )
+    assert check(s).ok
+    assert simulate(s).makespan == 3

@@ -1,0 +1,164 @@
+"""The command line: what it prints, its JSON, its exit status."""
+
+import json
+
+import pytest
+
+from hocket.cli import main
+
+DEADLOCK = "# hocket 1\nname d\npath 0: 0 1\n0: 0F0 0B0 0F1 0B1\n1: 1F0 1F1 1B0 1B1\n"
+
+
+def _run(capsys, *words):
+    status = main([str(w) for w in words])
+    out = capsys.readouterr()
+    return status, out.out, out.err
+
+
+def test_list_names_every_schedule_with_needs_weights_and_source(capsys):
+    status, out, _ = _run(capsys, "list", "--json")
+    rows = {r["name"]: r for r in json.loads(out)["schedules"]}
+    assert status == 0
+    assert {"gpipe", "1f1b", "eager-1f1b", "interleaved", "chimera", "zb-h1", "zb-h2", "dualpipe",
+            "dualpipev"} <= set(rows)  # fmt: skip
+    assert rows["dualpipe"]["needs"] == ["p even", "m even", "m >= 2p"]
+    assert all(r["source"] and r["summary"] and r["weights"] for r in rows.values())
+    assert "dualpipe" in _run(capsys, "list")[1]
+
+
+def test_show_prints_a_text_that_can_be_checked_and_simulated(capsys, tmp_path):
+    path = tmp_path / "s.sched"
+    assert (
+        _run(capsys, "show", "zb-h1", "-p", 4, "-m", 8, "--format", "sched", "--output", path)[0]
+        == 0
+    )
+    assert _run(capsys, "check", path, "--transport", "ordered") == (
+        0,
+        "zb-h1: 96 actions on 4 ranks, complete, no deadlock (ordered)\n"
+        "note: messages are where insert_communication places them\n",
+        "",
+    )
+    status, out, _ = _run(capsys, "simulate", path, "--json")
+    assert (status, json.loads(out)["makespan"]) == (0, 27)
+
+
+def test_show_draws_a_grid_an_svg_and_json(capsys):
+    assert "F0" in _run(capsys, "show", "1f1b", "-p", 4, "-m", 4, "--width", 100)[1]
+    assert _run(capsys, "show", "1f1b", "-p", 4, "-m", 4, "--format", "svg")[1].startswith("<svg")
+    assert json.loads(_run(capsys, "show", "1f1b", "-p", 2, "-m", 2, "--json")[1])["order"] == {
+        "0": ["0F0", "0F1", "0B0", "0B1"], "1": ["1F0", "1B0", "1F1", "1B1"],
+    }  # fmt: skip
+
+
+def test_simulate_json_keeps_its_contract(capsys, tmp_path):
+    costs = tmp_path / "costs.toml"
+    costs.write_text('unit = "us"\nF = 1\nB = 2\n[bytes]\nactivation = 3\n')
+    _, out, _ = _run(capsys, "simulate", "1f1b", "-p", 4, "-m", 8, "--costs", costs, "--json")
+    data = json.loads(out)
+    assert {k: data[k] for k in ("schedule", "p", "m", "unit", "makespan", "span")} == {
+        "schedule": "1f1b", "p": 4, "m": 8, "unit": "us", "makespan": 33, "span": 33,
+    }  # fmt: skip
+    assert data["bubble_ratio"] == pytest.approx(9 / 33)
+    assert {"rank", "start", "end", "busy", "idle", "peak_in_flight", "peak_bytes"} <= set(
+        data["ranks"][0]
+    )
+    assert data["ranks"][0]["peak_bytes"] == 12
+    assert data["critical_path"][0]["slot"] == "0F0"
+
+
+def test_simulate_says_why_every_gap_is_there(capsys):
+    out = _run(capsys, "simulate", "1f1b", "-p", 2, "-m", 2, "--why")[1]
+    assert "rank 1, 0 to 1, warm-up: 1F0 on 1 waits for 0F0, which runs on 0" in out
+    assert "makespan 9, span 9, bubble 33.3%" in out
+
+
+@pytest.mark.parametrize("ending", ["pftrace", "json"])
+def test_simulate_writes_a_trace(capsys, tmp_path, ending):
+    path = tmp_path / f"t.{ending}"
+    status, out, _ = _run(capsys, "simulate", "dualpipe", "-p", 4, "-m", 8, "--trace", path)
+    assert status == 0 and path.stat().st_size > 1000
+    assert str(path) in out
+
+
+def test_compare_ranks_every_schedule_that_fits_and_says_what_does_not(capsys):
+    _, out, _ = _run(capsys, "compare", "-p", 4, "-m", 6, "--json")
+    data = json.loads(out)
+    makespans = [r["makespan"] for r in data["rows"]]
+    assert makespans == sorted(makespans)
+    assert {r["schedule"] for r in data["left_out"]} >= {"dualpipe", "dualpipev"}
+    out = _run(capsys, "compare", "-p", 4, "-m", 6)[1]
+    assert "left out: dualpipe needs m >= 2p" in out
+
+
+def test_compare_takes_names_with_options(capsys):
+    _, out, _ = _run(capsys, "compare", "-p", 8, "-m", 24, "interleaved:v=4", "dualpipe", "--json")
+    assert [(r["schedule"], r["makespan"]) for r in json.loads(out)["rows"]] == [
+        ("interleaved:v=4", 77.25), ("dualpipe", 78),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (["show", "1f1bb", "-p", 4, "-m", 4], 2,
+         "there is no schedule '1f1bb'; did you mean 1f1b or eager-1f1b?"),
+        (["show", "1f1b", "-p", 4], 2, "1f1b needs the number of microbatches: give -m"),
+        (["show", "1f1b", "-p", 0, "-m", 4], 2, "p is 0; it must be 1 or more"),
+        (["show", "1f1b", "-p", 4, "-m", 4, "-v", 2], 2,
+         "1f1b has 1 stage(s) per rank; v=2 is not possible"),
+        (["show", "1f1b", "-p", 4, "-m", 4, "-o", "x=1"], 2,
+         "1f1b has no option 'x'; its options: none"),
+        (["show", "1f1b", "-p", 4, "-m", 4, "-o", "x"], 2, "expected key=value, found 'x'"),
+        (["show", "chimera", "-p", 4, "-m", 4, "-o", "pipes=two"], 2,
+         "pipes is 'two'; it must be a whole number"),
+        (["show", "none.sched"], 2, "none.sched: cannot be read: No such file or directory"),
+        (["check", "1f1b", "-p", 4, "-m", 4, "--transport", "pigeon"], 2,
+         "there is no transport 'pigeon'; choose from tagged, ordered, rendezvous"),
+        (["compare"], 2, "compare needs -p and -m"),
+        (["simulate", "1f1b", "-p", 2, "-m", 2, "--costs", "none.toml"], 2,
+         "none.toml: cannot be read: No such file or directory"),
+        (["show", "1f1b", "-p", 2, "-m", 2, "--output", "/none/x"], 2,
+         "/none/x: cannot be written: No such file or directory"),
+        (["simulate", "1f1b", "-p", 2, "-m", 2, "--trace", "/none/x.pftrace"], 2, None),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_one_sentence_and_no_traceback(capsys, words, status, message):
+    got, out, err = _run(capsys, *words)
+    assert got == status
+    assert out == ""
+    if message is not None:
+        assert err == f"hocket: {message}\n"
+    assert err.count("\n") == 1
+
+
+def test_a_schedule_that_cannot_run_exits_1_with_every_problem(capsys, tmp_path):
+    path = tmp_path / "d.sched"
+    path.write_text(DEADLOCK)
+    status, out, _ = _run(capsys, "check", path)
+    assert status == 1 and out.startswith("deadlock: these wait for each other in a circle:")
+    status, out, err = _run(capsys, "simulate", path)
+    assert (status, out) == (1, "") and "deadlock" in err
+    _, out, _ = _run(capsys, "check", path, "--json")
+    assert json.loads(out)["ok"] is False
+    assert json.loads(out)["problems"][0]["action"] == "0B0"
+
+
+def test_a_file_with_faults_exits_2_and_names_every_line(capsys, tmp_path):
+    path = tmp_path / "bad.sched"
+    path.write_text(DEADLOCK.replace("0F1", "0Z1").replace("name d", "name"))
+    status, _, err = _run(capsys, "show", path)
+    assert status == 2
+    assert f"{path}:2:" in err and f"{path}:4:" in err
+
+
+def test_sizes_that_contradict_the_file_are_refused(capsys, tmp_path):
+    path = tmp_path / "d.sched"
+    path.write_text(DEADLOCK)
+    assert _run(capsys, "check", path, "-p", 4)[2] == (
+        f"hocket: {path} has p=2, not 4; leave out -p\n"
+    )
+
+
+def test_no_command_prints_help_and_exits_2(capsys):
+    status, out, _ = _run(capsys)
+    assert status == 2 and "simulate" in out

@@ -1,0 +1,79 @@
+"""Imports go one way, and starting costs nothing."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import hocket
+
+SRC = Path(hocket.__file__).parent
+# Each module may import what stands before it, never what stands after.
+LAYERS = [
+    {"errors"}, {"ir"}, {"deps"}, {"graph"}, {"costs"}, {"timeline", "policy", "text", "lower"},
+    {"checker"}, {"simulator"}, {"bounds", "schedules"}, {"render", "trace"}, {"summary"},
+    {"runtime", "demo"}, {"tour"}, {"cli"}, {"__main__", "__init__"},
+]  # fmt: skip
+
+
+def _level(name):
+    return next(i for i, layer in enumerate(LAYERS) if name in layer)
+
+
+def _imports(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("hocket"):
+            parts = node.module.split(".")
+            yield from [parts[1]] if len(parts) > 1 else [a.name for a in node.names]
+        elif isinstance(node, ast.Import):
+            yield from [a.name.split(".")[1] for a in node.names if a.name.startswith("hocket.")]
+
+
+def test_no_module_imports_one_above_it():
+    bad = []
+    for path in SRC.rglob("*.py"):
+        own = path.relative_to(SRC).parts[0].removesuffix(".py")
+        for name in _imports(path):
+            known = any(name in layer for layer in LAYERS)
+            if own not in {"__init__", name} and known and _level(name) > _level(own):
+                bad.append(f"{path.relative_to(SRC)} imports {name}")
+    assert bad == []
+
+
+def test_every_module_has_a_layer_and_opens_with_what_it_holds():
+    for path in SRC.rglob("*.py"):
+        assert _level(path.relative_to(SRC).parts[0].removesuffix(".py")) >= 0
+        assert ast.get_docstring(ast.parse(path.read_text())), path
+
+
+def test_only_the_runtime_and_the_demo_import_torch():
+    for path in SRC.rglob("*.py"):
+        if path.relative_to(SRC).parts[0] in {"runtime", "demo"}:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
+            names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not any(n.split(".")[0] == "torch" for n in names), path
+
+
+HEAVY = ("torch", "numba", "ortools", "matplotlib", "rich", "pandas", "scipy")
+
+
+def _loaded(code):
+    code += f"\nimport sys; print([n for n in {HEAVY!r} + ('numpy',) if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip().splitlines()[-1]
+
+
+def test_importing_hocket_loads_nothing_heavy_not_even_numpy():
+    assert _loaded("import hocket") == "[]"
+
+
+def test_help_loads_nothing_heavy():
+    code = "from hocket.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass"
+    assert _loaded(code) == "[]"
+
+
+def test_simulating_loads_numpy_only():
+    code = "from hocket.cli import main; main(['simulate', 'zb-h1', '-p', '8', '-m', '32'])"
+    assert _loaded(code) == "['numpy']"
