@@ -9,6 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from time import perf_counter_ns
 
+import numpy as np
+import torch
+
 from hocket.ir import Kind
 from hocket.runtime.program import Entry, Program, Role
 from hocket.runtime.stage import Stage
@@ -123,10 +126,29 @@ class Execution:
         """Runs every entry in order; after an exception `times` tells how far it came."""
         self.times = times = []
         clock, ended = perf_counter_ns, times.append
+        if torch.autograd._profiler_enabled():
+            self._run_labelled()
+            return
         self.start = clock()
         for call, mb in self.calls:
             call(mb)
             ended(clock())
+
+    def _run_labelled(self) -> None:
+        """The same with the labels of torch.distributed.pipelining, for torch.profiler."""
+        self.start = perf_counter_ns()
+        for entry, (call, mb) in zip(self.program.entries, self.calls, strict=True):
+            label = f"PP:{self.program.action(entry)}"
+            wait = "" if entry.role in (Role.RUN, Role.SEND) else f" {entry.role.value}"
+            with torch.profiler.record_function(label + wait):
+                call(mb)
+            self.times.append(perf_counter_ns())
+
+    @property
+    def spans(self) -> np.ndarray:
+        """Start and end of each entry, nanoseconds, `[entry, 2]`."""
+        ends = np.array(self.times, dtype=np.int64)
+        return np.stack([np.concatenate([[self.start], ends[:-1]]), ends], axis=1)
 
     @property
     def current(self) -> Entry | None:

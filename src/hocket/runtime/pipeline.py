@@ -2,36 +2,55 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import timedelta
+import json
+import secrets
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hocket.checker import check
-from hocket.errors import RunError
+from hocket.errors import HocketError, RunError, UsageError
 from hocket.ir import Schedule
 from hocket.lower import insert_communication
 from hocket.lower.evaluation import forward_only
 from hocket.lower.receives import defer_receives
 from hocket.lower.slots import forwards_first
-from hocket.runtime import split
+from hocket.runtime import split, verify
 from hocket.runtime.data import microbatches, shares, to_device
+from hocket.runtime.dispatch import DISPATCH
 from hocket.runtime.execute import Execution, Parts
-from hocket.runtime.program import program
+from hocket.runtime.failure import Board, Place, Silence, Watch, failure, place
+from hocket.runtime.measure import host, timeline
+from hocket.runtime.meeting import agree, clock_offsets, describe, exchange, exchange_spans
+from hocket.runtime.program import Role, programs
+from hocket.runtime.rng import Keys, layers
 from hocket.runtime.sharing import Sharing, average, copies
 from hocket.runtime.stage import Loss, Stage
 from hocket.runtime.transport import Downstream, Upstream, Wire
+from hocket.timeline import Timeline
+
+Tied = Iterable[Iterable[tuple[int, str]]]
 
 
 class Pipeline:
-    """Runs a schedule on this rank's stages.
+    """Runs a schedule on this rank's stages; built on all ranks together.
 
-    stages: the modules of the stages that this rank holds, by stage number. loss: called with the
-    output and the target of a microbatch on the rank of its last stage; a mean over its rows.
-    group: the process group of the pipeline, rank r of it is rank r of the schedule (left out: the
-    default group; none at all for one rank). timeout: seconds that one message may take.
+    stages: the modules of the stages that this rank holds, by stage number; copies of a mirrored
+    stage get the weights of the first one. loss: called with output and target of a microbatch on
+    the rank of its last stage; a mean over its rows. group: the process group of the pipeline, in
+    which rank r is rank r of the schedule (left out: the default group; none for one rank).
+    dispatch: "receive" waits for a message where its consumer stands, "gate" lets threads wait and
+    starts an action once it is ready, "ready" takes actions out of order. verify: compare the
+    first step with the unpipelined model. timeout: seconds that one message may take.
+    data_parallel: the process group of this rank's replicas; gradients become their mean. tied:
+    groups of (stage, parameter name) that share one weight; their gradients are summed. seed: give
+    every layer of every microbatch random numbers of its own, so that dropout does not depend on
+    schedule or placement. store: where ranks leave word of a failure (left out: the default
+    group's store).
+
+    Raises: ScheduleError, RunError when the schedule cannot run or the ranks do not fit together.
     """
 
     def __init__(
@@ -42,136 +61,405 @@ class Pipeline:
         *,
         group: Any = None,
         device: torch.device | str | None = None,
+        dispatch: str = "receive",
+        verify: bool = False,
         timeout: float = 60.0,
         data_parallel: Any = None,
-        tied: Iterable[Iterable[tuple[int, str]]] | None = None,
+        tied: Tied | None = None,
+        seed: int | None = None,
+        store: Any = None,
     ) -> None:
-        self.schedule = schedule
+        if dispatch not in DISPATCH:
+            raise UsageError(
+                f"there is no dispatch {dispatch!r}; choose from {', '.join(DISPATCH)}"
+            )
+        self.schedule, self.modules, self.loss = schedule, dict(sorted(stages.items())), loss
         self.device = _device(device, stages)
-        self.rank, self.wire = _wire(group, schedule, timeout, self.device)
-        self.loss = loss
-        self._replicas = data_parallel
-        self._limit = timedelta(seconds=timeout)
-        self.modules = dict(stages)
+        make_wire, self._execute = DISPATCH[dispatch]
+        self.rank, self.size, self.wire = _wire(group, schedule, timeout, self.device, make_wire)
+        self._timeout = timeout
+        self._replicas, self._verify_first = data_parallel, verify
+        self._keys = None if seed is None else Keys(seed, self.device)
+        tied = [[(int(s), n) for s, n in names] for names in tied or ()]
+        first_layer = self._meet(store, {"tied": tied, "seed": seed})
+        m = schedule.m
         self._stages = {
-            s: Stage(s, module, schedule.m, loss, split.prepare(module))
-            for s, module in sorted(stages.items())
+            s: Stage(s, module, m, loss, split.prepare(module) if s in self._split else None)
+            for s, module in self.modules.items()
         }
-        self.lowered = lower(schedule)
-        self._training = None if schedule.is_forward_only else self._execution(self.lowered, True)
-        evaluation = lower(forward_only(schedule))
-        self._evaluation = self._execution(evaluation, False)
+        if self._keys is not None:
+            for s, stage in self._stages.items():
+                stage.keys = self._keys.attach(stage.module, first_layer[s])
+        self._training = None
+        if not schedule.is_forward_only:
+            self._training = self._bind(self.lowered, self._stages, True, self._execute)
+        self._evaluation = self._bind(self._eval_order, self._stages, False, self._execute)
         names = {s: [n for n, _ in m.named_parameters()] for s, m in self.modules.items()}
-        groups = copies(schedule.placement.stages_of_rank, names, tied or ())
-        tag = 2 * schedule.m * schedule.placement.n_stages
+        groups = copies(schedule.placement.stages_of_rank, names, tied)
+        tag = 2 * m * schedule.placement.n_stages
         self._sharing = Sharing(groups, self.modules, self.wire, self.rank, tag)
-        self._sharing.align()
+        self._ran: Execution | None = None
+        self._timeline: Timeline | None = None
+        self._running: Execution | None = None
+        self._phase = ""
+        self._broken = ""
+        self._watch = Watch(self, self._board, self.rank, min(timeout / 6, 5.0), self._break)
+        self._watch.where = _where(self)
+        self._guarded(self._sharing.align, "the broadcast of mirrored weights")
 
-    def _execution(self, lowered: Schedule, training: bool) -> Execution:
+    # --- construction -----------------------------------------------------------------------
+
+    def _meet(self, store: Any, settings: dict[str, Any]) -> dict[int, int]:
+        """Prepares the orders and checks, with all ranks, that they fit together.
+
+        Returns: the number of the first layer of each stage.
+        """
+        error: HocketError | None = None
+        try:
+            self.lowered = lower(self.schedule)
+            self._eval_order = lower(forward_only(self.schedule))
+            self._split = _split_stages(self.schedule)
+            self._check_own()
+        except HocketError as own:
+            error = own
+        words = {
+            "problem": "" if error is None else str(error),
+            "same": describe(self.schedule, settings),
+            "layers": {str(s): len(layers(module)) for s, module in self.modules.items()},
+            "token": secrets.token_hex(8),
+            "host": host(),
+        }
+        said = [
+            json.loads(raw) for raw in exchange(self.wire, self.size, json.dumps(words).encode())
+        ]
+        try:
+            agree(said, self.size)
+        except RunError:
+            if error is not None and all(s["problem"] == words["problem"] for s in said):
+                raise error from None
+            raise
+        if store is None and self.wire is not None and torch.distributed.is_initialized():
+            store = torch.distributed.distributed_c10d._get_default_store()
+        prefix = f"hocket/{said[0]['token']}"
+        self._board = Silence() if store is None else Board(store, prefix)
+        self._hosts = [s["host"] for s in said]
+        counts = {int(s): n for words in said for s, n in words["layers"].items()}
+        return {s: sum(counts[i] for i in range(s)) for s in counts}
+
+    def _check_own(self) -> None:
+        """Raises RunError where this rank was not given what it needs."""
+        placement = self.schedule.placement
+        if self.size != placement.p:
+            raise RunError(f"the group has {self.size} ranks, but the schedule has {placement.p}")
+        needed, given = set(placement.stages_of_rank[self.rank]), set(self.modules)
+        if needed != given:
+            raise RunError(
+                f"it holds the stages {sorted(needed)}, but was given modules for {sorted(given)}"
+            )
+
+    def _bind(
+        self, lowered: Schedule, stages: Mapping[int, Stage], training: bool, execute: Callable
+    ) -> Execution:
+        """The order as calls on these stages, with message boundaries of its own."""
         placement = lowered.placement
-        n, m = placement.n_stages, lowered.m
         last = {
-            s: frozenset(mb for mb in range(m) if placement.lengths[mb] == s + 1)
-            for s in self._stages
+            s: frozenset(mb for mb in range(placement.m) if placement.lengths[mb] == s + 1)
+            for s in stages
         }
         down: dict[int, Downstream] = {}
         up: dict[int, Upstream] = {}
         if self.wire is not None:
-            for s in self._stages:
-                down[s] = Downstream(self.wire, s, n, self._peers(s, s + 1))
-                up[s] = Upstream(self.wire, s - 1, n, self._peers(s, s - 1))
-        return Execution(program(lowered, self.rank), Parts(self._stages, down, up, last, training))
+            n = placement.n_stages
+            for s in stages:
+                down[s] = Downstream(self.wire, s, n, _peers(lowered, s, s + 1))
+                up[s] = Upstream(self.wire, s - 1, n, _peers(lowered, s, s - 1))
+        parts = Parts(stages, down, up, last, training)
+        return execute(programs(lowered, [self.rank])[0], parts, self.wire)
 
-    def _peers(self, stage: int, other: int) -> list[int | None]:
-        """The rank of `other` for each microbatch that this rank runs `stage` of."""
-        placement = self.schedule.placement
-        return [
-            placement.queue(other, mb).rank if 0 <= other < placement.lengths[mb] else None
-            for mb in range(placement.m)
-        ]
+    # --- running ----------------------------------------------------------------------------
 
-    def step(
-        self, inputs: Any, targets: Any, *, weights: Sequence[float] | None = None
-    ) -> Tensor | None:
+    def step(self, inputs: Any, targets: Any, *, weights: Sequence[float] | None = None) -> Tensor:
         """The loss of the batch, the same on every rank; gradients are added to the parameters'.
 
         inputs, targets: a tensor, tuple or dict, split along dimension 0 into m microbatches, or
-        a list of m of them; None on ranks that need none.
+        a list of m of them; None on ranks that need none. weights: of each microbatch in loss and
+        gradient; left out: its share of the rows.
+
+        Raises: RunError that names the first rank that failed, its action, and who waits for whom.
         """
         if self._training is None:
             raise RunError(f"{self.schedule.name} has no backward; use eval")
-        self._load(inputs, targets, weights)
-        self._sharing.open()
-        loss = self._run(self._training)
-        self._sharing.close()
+        if self._verify_first:
+            self.verify(inputs, targets, weights=weights)
+        loss = self._train(self._training, self._stages, inputs, targets, weights)
         if self._replicas is not None:
-            parameters = [p for module in self.modules.values() for p in module.parameters()]
-            average(parameters, self._replicas, lambda work: work.wait(self._limit))
+            self._guarded(self._average, "the average over replicas")
+        if self._keys is not None:
+            self._keys.step += 1
         return loss
 
+    def _train(
+        self, execution: Execution, stages: Mapping[int, Stage], inputs: Any, targets: Any,
+        weights: Sequence[float] | None,
+    ) -> Tensor:  # fmt: skip
+        def load() -> None:
+            self._load(execution, stages, inputs, targets, weights)
+            self._sharing.open()
+
+        self._guarded(load, "the start of the step")
+        loss = self._run(execution, stages)
+        if self._sharing:
+            self._guarded(self._sharing.close, "the sum of shared gradients")
+        return loss
+
+    def _average(self) -> None:
+        parameters = [p for module in self.modules.values() for p in module.parameters()]
+        wait = Wire(None, self._timeout, self.device, False).wait
+        average(parameters, self._replicas, wait)
+
     def eval(self, inputs: Any, targets: Any = None, *, outputs: bool = False) -> Any:
-        """The loss without any gradient; with `outputs` also the list of the outputs."""
-        self._load(inputs, targets, None)
-        for stage in self._stages.values():
-            stage.outputs = [None] * self.schedule.m if outputs else None
-        loss = self._run(self._evaluation)
+        """The loss without any gradient; without targets None.
+
+        With `outputs`: (loss, list of the output of each microbatch; None where another rank has
+        it).
+        """
+        stages = self._stages
+
+        def load() -> None:
+            self._load(self._evaluation, stages, inputs, targets, None)
+            for stage in stages.values():
+                stage.outputs = [None] * self.schedule.m if outputs else None
+
+        self._guarded(load, "the start of the evaluation")
+        loss = self._run(self._evaluation, stages)
         if not outputs:
             return loss
-        made = [None] * self.schedule.m
-        for stage in self._stages.values():
+        made: list[Any] = [None] * self.schedule.m
+        for stage in stages.values():
             assert stage.outputs is not None
             made = [a if b is None else b for a, b in zip(made, stage.outputs, strict=True)]
             stage.outputs = None
         return loss, made
 
-    def _load(self, inputs: Any, targets: Any, weights: Sequence[float] | None) -> None:
-        placement = self.schedule.placement
-        mine = [
-            (mb, s, s == 0, s == placement.lengths[mb] - 1)
-            for mb in range(placement.m)
-            for s in self._stages
-            if s < placement.lengths[mb] and placement.queue(s, mb).rank == self.rank
-        ]
-        if any(first for _, _, first, _ in mine):
+    def _load(
+        self, execution: Execution, stages: Mapping[int, Stage], inputs: Any, targets: Any,
+        weights: Sequence[float] | None,
+    ) -> None:  # fmt: skip
+        """Puts this rank's microbatches into its first and last stages."""
+        parts, placement = execution.parts, execution.program.schedule.placement
+        firsts = [mb for mb in range(placement.m) if placement.queue(0, mb).rank == self.rank]
+        if firsts:
+            if inputs is None:
+                raise RunError(f"rank {self.rank} runs stage 0, so it needs inputs")
             values = microbatches(inputs, placement.m, "inputs")
-            for mb, s, first, _ in mine:
-                if first:
-                    self._stages[s].inputs[mb] = (to_device(values[mb], self.device),)
-        if any(last for *_, last in mine):
-            values = microbatches(targets, placement.m, "targets")
-            given = shares(values, weights)
-            for mb, s, _, last in mine:
-                if last:
-                    self._stages[s].targets[mb] = (to_device(values[mb], self.device),)
-                    self._stages[s].weights = given
+            for mb in firsts:
+                stages[0].inputs[mb] = (to_device(values[mb], self.device),)
+        lasts = [
+            (s, mb) for s, mbs in parts.last.items() for mb in mbs
+            if placement.queue(s, mb).rank == self.rank
+        ]  # fmt: skip
+        for s in stages:
+            stages[s].targets[:] = [None] * placement.m
+        if not lasts or (targets is None and not parts.training):
+            return
+        if targets is None or self.loss is None:
+            what = "targets" if targets is None else "loss="
+            raise RunError(f"rank {self.rank} runs the last stage, so it needs {what}")
+        values = microbatches(targets, placement.m, "targets")
+        given = shares(values, weights)
+        for s, mb in lasts:
+            stages[s].targets[mb] = (to_device(values[mb], self.device),)
+            stages[s].weights = given
 
-    def _run(self, execution: Execution) -> Tensor | None:
-        with torch.no_grad():
-            execution.run()
-            return self._total()
+    def _run(self, execution: Execution, stages: Mapping[int, Stage]) -> Any:
+        def run() -> None:
+            with torch.no_grad():
+                execution.run()
+            _assert_clean(execution)
 
-    def _total(self) -> Tensor:
-        m = self.schedule.m
-        losses = torch.zeros(m, dtype=torch.float64)
-        for stage in self._stages.values():
+        self._running, self._timeline = execution, None
+        try:
+            self._guarded(run, "")
+        finally:
+            self._running = None
+        if execution is self._training:
+            self._ran = execution
+        return self._guarded(lambda: self._total(stages), "the sum of the losses")
+
+    def _total(self, stages: Mapping[int, Stage]) -> Tensor | None:
+        """The weighted sum of the losses, added in the order of the microbatches everywhere."""
+        m = max(len(stage.losses) for stage in stages.values())
+        losses = torch.zeros(m + 1, dtype=torch.float64)
+        for stage in stages.values():
             for mb, loss in enumerate(stage.losses):
                 if loss is not None:
                     losses[mb] = loss.double().cpu() * stage.weights[mb]
+                    losses[m] += 1
                     stage.losses[mb] = None
         if self.wire is not None:
             self.wire.wait(self.wire.group.allreduce([losses]))
-        return losses.sum()
+        return losses[:m].sum() if losses[m] else None
+
+    # --- measured ---------------------------------------------------------------------------
+
+    @property
+    def timeline(self) -> Timeline:
+        """The measured timeline of the last step; collective when it was not gathered yet."""
+        return self.gather_timeline() if self._timeline is None else self._timeline
+
+    def gather_timeline(self) -> Timeline:
+        """The times of all ranks' last step on one clock; collective.
+
+        Raises: RunError before the first step.
+        """
+        if self._ran is None:
+            raise RunError("there is no timeline before the first step")
+        if self._timeline is None:
+            spans = exchange_spans(self.wire, self.size, self._ran.spans)
+            tag = 2 * self.schedule.m * self.schedule.placement.n_stages + 1
+            offsets = clock_offsets(self.wire, self.rank, self._hosts, tag)
+            self._timeline = timeline(self.lowered, spans, offsets)
+        return self._timeline
+
+    # --- verified ---------------------------------------------------------------------------
+
+    def verify(self, inputs: Any, targets: Any, *, weights: Sequence[float] | None = None) -> None:
+        """Compares loss and gradients of one step with the unpipelined model; collective.
+
+        The whole batch goes through the stages one after the other, with whole backwards; or its
+        microbatches do, where the batch is a list or weights or a seed are given. Gradients and
+        buffers are left as they were.
+
+        Raises: RunError that names the parameter that is furthest off.
+        """
+        if self._training is None:
+            raise RunError(f"{self.schedule.name} has no backward to verify")
+        self._verify_first = False
+        ready = isinstance(inputs, list) or isinstance(targets, list) or weights is not None
+        flags = exchange(self.wire, self.size, b"1" if ready or self._keys else b"0")
+        saved = verify.Saved(self.modules)
+        try:
+            loss = self._train(self._training, self._stages, inputs, targets, weights)
+            got = verify.gradients(self.modules)
+            saved.forget()
+            want_loss = self._train(*self._reference(b"1" not in flags), inputs, targets, weights)
+            text = verify.difference(got, verify.gradients(self.modules))
+        finally:
+            saved.restore()
+        texts = [raw.decode() for raw in exchange(self.wire, self.size, text.encode())]
+        dtype = next((g.dtype for g in got.values() if g is not None), torch.float32)
+        verify.refuse(texts, verify.compare_losses(loss, want_loss, dtype))
+
+    def _reference(self, whole: bool) -> tuple[Execution, dict[int, Stage]]:
+        order = lower(verify.one_after_the_other(self.schedule, whole=whole))
+        stages = {
+            s: Stage(s, stage.module, order.m, self.loss, None) for s, stage in self._stages.items()
+        }
+        for s, stage in stages.items():
+            stage.keys = self._stages[s].keys
+        return self._bind(order, stages, True, DISPATCH["receive"][1]), stages
+
+    # --- failure ----------------------------------------------------------------------------
+
+    def _guarded(self, call: Callable[[], Any], phase: str) -> Any:
+        """Runs a part of the step; a failure is told to all ranks and ends the pipeline."""
+        if self._broken:
+            raise RunError(f"this pipeline has ended: {self._broken}")
+        self._phase = phase
+        try:
+            return call()
+        except BaseException as error:
+            at, communicating = self._at(error)
+            failed = failure(error, self.rank, at, communicating, self._board)
+            self._broken = str(failed)
+            self._break()
+            if not isinstance(error, Exception):
+                raise
+            raise failed from (None if communicating else error)
+
+    def _at(self, error: BaseException) -> tuple[Place, bool]:
+        """Where this rank is, and whether the error came from a message."""
+        running = self._running
+        foreign = isinstance(error, RuntimeError)
+        if running is None:
+            return Place(self._phase), foreign and not self._phase.startswith("the start")
+        entry = running.current
+        return place(running.program, entry), (
+            foreign and entry is not None and entry.role not in (Role.RUN, Role.HAND)
+        )
+
+    def _break(self) -> None:
+        """Breaks the connections, which wakes the ranks that wait for this one."""
+        for group in (self.wire.group if self.wire is not None else None, self._replicas):
+            abort = getattr(group, "abort", None)
+            if abort is not None:
+                try:
+                    abort()
+                except RuntimeError:
+                    continue
+
+    def close(self) -> None:
+        """Ends the threads of this pipeline and takes the split backward off its modules."""
+        self._watch.stop.set()
+        for stage in self._stages.values():
+            if stage.plan is not None:
+                stage.plan.close()
 
 
 def lower(schedule: Schedule) -> Schedule:
-    """The order that is executed: the schedule with its messages; checked."""
+    """The order that is executed: the schedule with its messages; checked.
+
+    Raises: ScheduleError when it cannot run.
+    """
     if not schedule.has_communication:
+        check(schedule).raise_if_bad()
         schedule = insert_communication(forwards_first(schedule))
         deferred = defer_receives(schedule)
         if check(deferred, "rendezvous").ok:
-            schedule = deferred
+            return deferred
     check(schedule, "tagged").raise_if_bad()
     return schedule
+
+
+def _split_stages(schedule: Schedule) -> set[int]:
+    """The stages that have an I somewhere."""
+    from hocket.ir import Kind, kinds_of, stages_of
+
+    split_ = kinds_of(schedule.codes) == Kind.I
+    return set(stages_of(schedule.codes[split_]).tolist())
+
+
+def _peers(schedule: Schedule, stage: int, other: int) -> list[int | None]:
+    """The rank of `other` for each microbatch; None where its path has no such stage."""
+    placement = schedule.placement
+    return [
+        placement.queue(other, mb).rank if 0 <= other < placement.lengths[mb] else None
+        for mb in range(placement.m)
+    ]
+
+
+def _assert_clean(execution: Execution) -> None:
+    parts = execution.parts
+    left = [text for stage in parts.stages.values() for text in stage.leftovers()]
+    assert not left, f"left over after the step: {', '.join(left)}"
+    for ends in (parts.up, parts.down):
+        assert all(end.quiet for end in ends.values()), "messages left over after the step"
+
+
+def _where(pipeline: Pipeline) -> Callable[[], tuple[Any, Place] | None]:
+    """Where a pipeline is, without keeping it alive."""
+    import weakref
+
+    reference = weakref.ref(pipeline)
+
+    def where() -> tuple[Any, Place] | None:
+        pipe = reference()
+        running = None if pipe is None else pipe._running
+        if running is None:
+            return None
+        return (id(running.times), len(running.times)), place(running.program, running.current)
+
+    return where
 
 
 def _device(device: torch.device | str | None, stages: Mapping[int, nn.Module]) -> torch.device:
@@ -181,14 +469,21 @@ def _device(device: torch.device | str | None, stages: Mapping[int, nn.Module]) 
     return torch.device("cpu") if first is None else first.device
 
 
-def _wire(group: Any, schedule: Schedule, timeout: float, device: Any) -> tuple[int, Wire | None]:
-    if group is None and schedule.p == 1:
-        return 0, None
-    if group is None:
+def _wire(
+    group: Any, schedule: Schedule, timeout: float, device: torch.device, make: type[Wire]
+) -> tuple[int, int, Wire | None]:
+    """Rank, number of ranks, and the wire; none where there is only one rank."""
+    if group is None and torch.distributed.is_initialized():
         group = torch.distributed.group.WORLD
     if group is None:
-        raise RunError("there is no process group; call torch.distributed.init_process_group first")
-    rank, backend = group.rank(), group
+        if schedule.p > 1:
+            raise RunError(
+                "there is no process group; call torch.distributed.init_process_group first"
+            )
+        return 0, 1, None
+    rank, size, backend = group.rank(), group.size(), group
+    if size == 1:
+        return 0, 1, None
     if isinstance(group, torch.distributed.ProcessGroup):
         backend = group._get_backend(torch.device("cpu"))
-    return rank, Wire(backend, timeout, device, device.type != "cpu")
+    return rank, size, make(backend, timeout, device, device.type != "cpu")

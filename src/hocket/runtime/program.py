@@ -5,6 +5,7 @@ Plain data, no torch. Imports ir, deps, graph; the needs come from their table.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import NamedTuple
@@ -17,7 +18,7 @@ from hocket.ir import Action, Kind, Schedule, action_of
 
 RECEIVES = (Kind.RECV_F, Kind.RECV_B)
 SENDS = (Kind.SEND_F, Kind.SEND_B)
-BACKWARDS = (Kind.B, Kind.I, Kind.W)
+WINDOW = 4  # messages of an evaluation on their way from one rank
 
 
 class Role(Enum):
@@ -40,45 +41,92 @@ class Entry(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Program:
-    """The entries of one rank, and who is on the other side of its messages.
+    """The entries of one rank, and what its actions need.
 
-    `peer[a]`: the rank that SEND or RECV `a` speaks to. `last[s]`: whether stage s ends the path
-    of a microbatch is asked of the placement.
+    `peer[a]`: the rank that SEND or RECV `a` speaks to. `local[a]`: the computations of the same
+    rank that computation `a` needs.
     """
 
     schedule: Schedule
     rank: int
     entries: tuple[Entry, ...]
     peer: dict[int, int]
+    local: dict[int, list[int]]
 
     def action(self, entry: Entry) -> Action:
         """The action of an entry."""
         return action_of(self.schedule.codes[entry.action])
 
 
-def programs(schedule: Schedule) -> list[Program]:
-    """The program of every rank of a lowered schedule."""
+def programs(schedule: Schedule, ranks: Sequence[int] | None = None) -> list[Program]:
+    """The programs of all ranks of a lowered schedule, or of some."""
     links = _Links(schedule)
     sequences = [_sequence(schedule, rank) for rank in range(schedule.p)]
-    return [Program(schedule, r, links.entries(seq), links.peer) for r, seq in enumerate(sequences)]
+    releases = _releases(links, sequences)
+    return [
+        Program(schedule, r, links.entries(sequences[r], releases), links.peer, links.local)
+        for r in (range(schedule.p) if ranks is None else ranks)
+    ]
 
 
-def program(schedule: Schedule, rank: int) -> Program:
-    """The program of one rank of a lowered schedule."""
-    links = _Links(schedule)
-    return Program(schedule, rank, links.entries(_sequence(schedule, rank)), links.peer)
+def _releases(links: _Links, sequences: list[list[int]]) -> dict[int, list[int]]:
+    """For each action the SENDs of its rank that are surely complete once its messages are there.
+
+    A rank knows how far another one has come from the messages it got, directly or through third
+    ranks; a SEND is complete when the receiver has come to the action that waits for it. Without
+    backwards nothing comes back: then a SEND is waited for once WINDOW later ones have left, which
+    orders that `insert_communication` makes allow.
+    """
+    p = len(sequences)
+    at = {a: i for seq in sequences for i, a in enumerate(seq)}
+    window = WINDOW if links.schedule.is_forward_only else None
+    known = np.zeros((p, p), dtype=np.int64)  # [rank, other]: entries of other surely reached
+    told: dict[int, np.ndarray] = {}
+    open_: list[dict[int, int]] = [{} for _ in range(p)]  # send -> where its consumer stands
+    out: dict[int, list[int]] = {}
+    cursor = [0] * p
+    moving = True
+    while moving:
+        moving = False
+        for r, seq in enumerate(sequences):
+            while cursor[r] < len(seq):
+                a = seq[cursor[r]]
+                arrived = [links.sender[w] for w in links.waits.get(a, ())]
+                if not all(s in told for s in arrived):
+                    break
+                for s in arrived:
+                    np.maximum(known[r], told.pop(s), out=known[r])
+                known[r, r] = cursor[r] = cursor[r] + 1
+                moving = True
+                if links.kinds[a] in SENDS:
+                    told[a] = known[r].copy()
+                    if window is not None and len(open_[r]) >= window:
+                        oldest = next(iter(open_[r]))
+                        open_[r].pop(oldest)
+                        out.setdefault(a, []).append(oldest)
+                    open_[r][a] = at[links.consumer[a]]
+                elif arrived:
+                    done = [s for s, j in open_[r].items() if j < known[r, links.peer[s]]]
+                    for s in done:
+                        del open_[r][s]
+                    out[a] = done
+    return out
 
 
 class _Links:
     """Who waits for which receive and who hands to whom, from the table of needs."""
 
     def __init__(self, schedule: Schedule) -> None:
+        self.schedule = schedule
         self.index = index = Index(schedule)
         self.kinds = index.kinds.tolist()
         self.rank = schedule.rank_of_queue[schedule.queue_of_slot[schedule.slot_of_action]].tolist()
         self.waits: dict[int, list[int]] = {}
         self.hands: set[int] = set()
         self.peer: dict[int, int] = {}
+        self.local: dict[int, list[int]] = {}
+        self.sender: dict[int, int] = {}  # of a RECV, its SEND
+        self.consumer: dict[int, int] = {}  # of a SEND, the computation that waits for it
         for kind, needs in NEEDS.items():
             positions = np.flatnonzero(index.kinds == kind)
             for need in needs if len(positions) else ():
@@ -86,46 +134,42 @@ class _Links:
                 for a, source in zip(having.tolist(), found.tolist(), strict=True):
                     if source < index.n:
                         self._link(a, source)
+        for a, receives in self.waits.items():
+            self.consumer |= {self.sender[r]: a for r in receives}
 
     def _link(self, action: int, source: int) -> None:
         kind, wanted = self.kinds[action], self.kinds[source]
         if kind in RECEIVES:
             self.peer[action], self.peer[source] = self.rank[source], self.rank[action]
+            self.sender[action] = source
         elif wanted in RECEIVES:
             self.waits.setdefault(action, []).append(source)
-        elif wanted in MESSAGE and kind not in SENDS and self._other_stage(action, source):
-            self.hands.add(source)
+        elif kind not in SENDS:
+            self.local.setdefault(action, []).append(source)
+            if wanted in MESSAGE and self._other_stage(action, source):
+                self.hands.add(source)
 
     def _other_stage(self, action: int, source: int) -> bool:
         return bool(self.index.stages[action] != self.index.stages[source])
 
-    def entries(self, sequence: list[int]) -> tuple[Entry, ...]:
+    def entries(self, sequence: list[int], releases: dict[int, list[int]]) -> tuple[Entry, ...]:
         """The entries of actions in the order in which a rank runs them."""
         out: list[Entry] = []
-        sent: dict[tuple[int, tuple[int, int]], int] = {}  # sends whose gradient has not come back
+        open_: dict[int, None] = {}
         for a in sequence:
             kind = self.kinds[a]
-            if kind in RECEIVES:
-                out.append(Entry(Role.POST, a))
-                continue
+            out += [Entry(Role.WAIT, receive) for receive in self.waits.get(a, ())]
+            for send in releases.get(a, ()):
+                out.append(Entry(Role.RELEASE, send))
+                del open_[send]
+            role = Role.POST if kind in RECEIVES else Role.SEND if kind in SENDS else Role.RUN
+            out.append(Entry(role, a))
             if kind in SENDS:
-                out.append(Entry(Role.SEND, a))
-                sent[kind, self._key(a)] = a
-                continue
-            for receive in self.waits.get(a, ()):
-                out.append(Entry(Role.WAIT, receive))
-                if self.kinds[receive] == Kind.RECV_B:
-                    done = sent.pop((Kind.SEND_F, self._key(receive)), None)
-                    if done is not None:
-                        out.append(Entry(Role.RELEASE, done))
-            out.append(Entry(Role.RUN, a))
-            if a in self.hands:
+                open_[a] = None
+            elif a in self.hands:
                 out.append(Entry(Role.HAND, a))
-        out += [Entry(Role.RELEASE, a) for a in sent.values()]
+        out += [Entry(Role.RELEASE, send) for send in open_]
         return tuple(out)
-
-    def _key(self, action: int) -> tuple[int, int]:
-        return int(self.index.stages[action]), int(self.index.mbs[action])
 
 
 def _sequence(schedule: Schedule, rank: int) -> list[int]:

@@ -79,7 +79,7 @@ class Stage:
         out = self._infer(mb)
         if self.outputs is not None:
             self.outputs[mb] = out
-        if self.loss is not None:
+        if self.targets[mb] is not None:
             self.losses[mb] = self._loss_of(out, mb)
 
     def _run(self, mb: int) -> Any:

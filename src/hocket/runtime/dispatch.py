@@ -1,0 +1,225 @@
+"""Two other ways to dispatch the same order: gate before the action, or take what is ready.
+
+The plain way is `Execution.run`: a receive is waited for where its consumer stands. Here, threads
+wait for the messages and mark them as arrived. Imports execute, program, transport.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from time import monotonic, perf_counter_ns
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hocket.deps import EFFECTS
+from hocket.ir import Kind
+from hocket.runtime.execute import Execution, Parts
+from hocket.runtime.program import Entry, Program, Role
+from hocket.runtime.transport import Wire
+
+WINDOW = 8  # computing actions that the experiment looks ahead
+
+
+class Ticket:
+    """A receive that a thread waits for."""
+
+    __slots__ = ("done", "error", "work")
+
+    def __init__(self, work: Any) -> None:
+        self.work, self.done, self.error = work, False, None
+
+
+class WatchedWire(Wire):
+    """A wire whose receives are waited for by one thread a peer; gloo cannot be polled."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.changed = threading.Condition()
+        self._waiting: dict[int, queue.SimpleQueue[Ticket | None]] = {}
+
+    def recv(self, tensors: list[Any], peer: int, tag: int) -> Ticket:
+        """Posts a receive and hands it to the peer's thread."""
+        ticket = Ticket(self.group.recv(tensors, peer, tag))
+        if peer not in self._waiting:
+            self._waiting[peer] = queue.SimpleQueue()
+            threading.Thread(target=self._watch, args=(self._waiting[peer],), daemon=True).start()
+        self._waiting[peer].put(ticket)
+        return ticket
+
+    def _watch(self, tickets: queue.SimpleQueue[Ticket | None]) -> None:
+        while (ticket := tickets.get()) is not None:
+            try:
+                ticket.work.wait(self.limit)
+            except RuntimeError as error:
+                ticket.error = error
+            with self.changed:
+                ticket.done = True
+                self.changed.notify_all()
+
+    def wait(self, work: Any) -> None:
+        """Gates until a receive is marked; a send is waited for as ever."""
+        if not isinstance(work, Ticket):
+            super().wait(work)
+            return
+        with self.changed:
+            self.changed.wait_for(lambda: work.done)
+        if work.error is not None:
+            raise work.error
+
+    def close(self) -> None:
+        """Ends the threads."""
+        for tickets in self._waiting.values():
+            tickets.put(None)
+
+
+class Unit(NamedTuple):
+    """A computing action with all that belongs to it."""
+
+    action: int
+    needs: frozenset[int]  # units of the same rank
+    posts: tuple[int, ...]  # entries, as are the next three
+    waits: tuple[int, ...]
+    run: int
+    after: tuple[int, ...]
+    flight: int  # change of the number of microbatches in flight
+
+
+class ReadyExecution(Execution):
+    """Runs whichever action is ready, the earliest in the order first.
+
+    Never holds more microbatches in flight than the static order does at its peak: a forward may
+    only be drawn forward where the order between leaves room. The order's next action is always
+    allowed, so this cannot deadlock where the order cannot. Not reproducible.
+    """
+
+    def __init__(self, program: Program, parts: Parts, wire: WatchedWire | None) -> None:
+        super().__init__(program, parts)
+        self.wire = wire
+        self.units, self.rest = _units(program)
+        levels = np.cumsum([u.flight for u in self.units])
+        self.cap = int(levels.max()) if len(levels) else 0
+
+    def run(self) -> None:
+        """Runs every entry, actions out of order."""
+        n = len(self.calls)
+        self.begins, self.ends = [0] * n, [0] * n
+        self.times, self.start = [], perf_counter_ns()
+        todo, done, posted = list(range(len(self.units))), set[int](), set[int]()
+        flight = 0
+        while todo:
+            for u in todo[:WINDOW]:
+                if u not in posted and self.units[u].needs <= done:
+                    posted.add(u)
+                    self._do(self.units[u].posts)
+            u = self._next(todo, done, posted, flight)
+            unit = self.units[u]
+            self._do((*unit.waits, unit.run, *unit.after))
+            todo.remove(u)
+            done.add(u)
+            flight += unit.flight
+        self._do(self.rest)
+
+    def _do(self, entries: tuple[int, ...]) -> None:
+        for i in entries:
+            self._entry = i
+            call, mb = self.calls[i]
+            self.begins[i] = perf_counter_ns()
+            call(mb)
+            self.ends[i] = perf_counter_ns()
+            self.times.append(self.ends[i])
+
+    @property
+    def spans(self) -> np.ndarray:
+        """Start and end of each entry, `[entry, 2]`."""
+        return np.array([self.begins, self.ends], dtype=np.int64).T
+
+    @property
+    def current(self) -> Entry | None:
+        """The entry that runs now, or that failed."""
+        done = len(self.times) == len(self.calls)
+        return None if done else self.program.entries[self._entry]
+
+    def _next(self, todo: list[int], done: set[int], posted: set[int], flight: int) -> int:
+        """The first ready unit; waits for a message where there is none."""
+        if self.wire is None:
+            return todo[0]
+        until = monotonic() + self.wire.limit.total_seconds()
+        with self.wire.changed:
+            while True:
+                level = flight
+                peak = 0
+                for u in todo[:WINDOW]:
+                    unit = self.units[u]
+                    first = u == todo[0]
+                    fits = first or unit.flight <= 0 or max(peak, flight) + unit.flight <= self.cap
+                    if fits and u in posted and unit.needs <= done and self._here(unit):
+                        return u
+                    level += unit.flight
+                    peak = max(peak, level)
+                if not self.wire.changed.wait(until - monotonic()) and monotonic() >= until:
+                    return todo[0]  # its wait tells what is missing
+
+    def _here(self, unit: Unit) -> bool:
+        for i in unit.waits:
+            entry = self.program.entries[i]
+            action = self.program.action(entry)
+            if entry.role is not Role.WAIT:
+                continue
+            ends = self.parts.up if action.kind == Kind.RECV_F else self.parts.down
+            *_, works = ends[action.stage].posted[action.mb]
+            if not all(work.done for work in works):
+                return False
+        return True
+
+
+def _units(program: Program) -> tuple[list[Unit], tuple[int, ...]]:
+    """A program cut into units, and the entries after the last one (the final releases)."""
+    post_of = {e.action: i for i, e in enumerate(program.entries) if e.role is Role.POST}
+    runs = [i for i, e in enumerate(program.entries) if e.role is Role.RUN]
+    unit_of = {program.entries[i].action: u for u, i in enumerate(runs)}
+    units: list[Unit] = []
+    waits: list[int] = []
+    after: list[int] = []
+    made: list[tuple[int, tuple[int, ...], list[int]]] = []
+    for i, entry in enumerate(program.entries):
+        if entry.role is Role.WAIT or (entry.role is Role.RELEASE and waits):
+            waits.append(i)
+        elif entry.role is Role.RUN:
+            after = []
+            made.append((i, tuple(waits), after))
+            waits = []
+        elif entry.role in (Role.HAND, Role.SEND):
+            after.append(i)
+    rest = tuple(i for i, e in enumerate(program.entries) if e.role is Role.RELEASE)
+    rest = tuple(i for i in rest if not any(i in w for _, w, _ in made))
+    for i, before, behind in made:
+        action = program.entries[i].action
+        posts = tuple(
+            post_of[program.entries[w].action]
+            for w in before
+            if program.entries[w].role is Role.WAIT
+        )
+        effect = EFFECTS[program.action(program.entries[i]).kind]
+        change = effect.takes.get("in_flight", 0) - effect.frees.get("in_flight", 0)
+        needs = frozenset(unit_of[a] for a in program.local.get(action, ()) if a in unit_of)
+        units.append(Unit(action, needs, posts, before, i, tuple(behind), change))
+    return units, rest
+
+
+Make = Callable[[Program, Parts], Execution]
+
+
+def gated(program: Program, parts: Parts, wire: Any) -> Execution:
+    """In order; the wire is a WatchedWire, so each wait is a gate."""
+    return Execution(program, parts)
+
+
+DISPATCH: dict[str, tuple[type[Wire], Callable[[Program, Parts, Any], Execution]]] = {
+    "receive": (Wire, gated),
+    "gate": (WatchedWire, gated),
+    "ready": (WatchedWire, ReadyExecution),
+}
+"""Name of a way to dispatch: the wire and the execution it uses."""

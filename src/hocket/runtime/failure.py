@@ -1,0 +1,200 @@
+"""What happens when a rank raises, dies or hangs: everyone ends, and all name the first cause.
+
+A rank that fails writes down who, where and why in the store of the process group, then breaks its
+connections; that wakes its neighbours, which do the same. Imports errors and program.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from hocket.errors import RunError
+from hocket.ir import Kind, action_of
+from hocket.runtime.program import Entry, Program, Role
+
+_PARTNER = {
+    Kind.RECV_F: (Kind.SEND_F, -1), Kind.RECV_B: (Kind.SEND_B, +1),
+    Kind.SEND_F: (Kind.RECV_F, +1), Kind.SEND_B: (Kind.RECV_B, -1),
+}  # fmt: skip
+GRACE = 1.0  # seconds in which the rank that caused a broken connection may say so
+
+
+class Place(NamedTuple):
+    """Where a rank is: its action in words, and whom it waits for (rank, their action)."""
+
+    action: str
+    waits_for: tuple[int, str] | None = None
+
+    def __str__(self) -> str:
+        if self.waits_for is None:
+            return f"in {self.action}"
+        rank, action = self.waits_for
+        return f"in {self.action}, waiting for {action} of rank {rank}"
+
+
+def place(program: Program, entry: Entry | None) -> Place:
+    """Where a rank is that runs this entry; None: after the last one."""
+    if entry is None:
+        return Place("the end of the step")
+    action = program.action(entry)
+    if action.kind not in _PARTNER:
+        return Place(str(action))
+    kind, offset = _PARTNER[action.kind]
+    partner = f"{action.stage + offset}{kind.name}{action.mb}"
+    waiting = entry.role in (Role.WAIT, Role.RELEASE)
+    label = str(action)
+    if entry.role is Role.WAIT:
+        label = _consumer(program, entry)
+    return Place(label, (program.peer[entry.action], partner) if waiting else None)
+
+
+def _consumer(program: Program, entry: Entry) -> str:
+    """The computation that a WAIT stands before."""
+    entries = program.entries
+    at = entries.index(entry)
+    after = next(e for e in entries[at:] if e.role is Role.RUN)
+    return str(action_of(program.schedule.codes[after.action]))
+
+
+class Board:
+    """The store of a process group, for the few words that ranks leave each other on failure."""
+
+    def __init__(self, store: Any, prefix: str) -> None:
+        self.store, self.prefix = store, prefix
+
+    def first(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Leaves a record of the failure unless there is one; returns the one that stands."""
+        try:
+            text = self.store.compare_set(f"{self.prefix}/failed", "", json.dumps(record))
+            return json.loads(text)
+        except (RuntimeError, ValueError):  # the store is gone with its rank
+            return record
+
+    def failed(self, wait: float = 0.0) -> dict[str, Any] | None:
+        """The record of the first failure, if one comes within `wait` seconds."""
+        until = time.monotonic() + wait
+        while True:
+            found = self._read("failed")
+            if found is not None or time.monotonic() >= until:
+                return found
+            time.sleep(0.02)
+
+    def say(self, rank: int, where: dict[str, Any]) -> None:
+        """Leaves word of where a rank has been standing still."""
+        try:
+            self.store.set(f"{self.prefix}/at/{rank}", json.dumps(where))
+        except RuntimeError:
+            return
+
+    def heard(self, rank: int) -> dict[str, Any] | None:
+        """What a rank said last."""
+        return self._read(f"at/{rank}")
+
+    def _read(self, key: str) -> dict[str, Any] | None:
+        try:
+            name = f"{self.prefix}/{key}"
+            return json.loads(self.store.get(name)) if self.store.check([name]) else None
+        except (RuntimeError, ValueError):
+            return None
+
+
+class Silence(Board):
+    """A board without a store: every rank only knows what it sees itself."""
+
+    def __init__(self) -> None:
+        super().__init__(None, "")
+
+    def first(self, record: dict[str, Any]) -> dict[str, Any]:
+        """The record itself."""
+        return record
+
+    def say(self, rank: int, where: dict[str, Any]) -> None:
+        """Nothing."""
+
+    def _read(self, key: str) -> dict[str, Any] | None:
+        return None
+
+
+class Watch:
+    """A thread that says where this rank stands when it stands still, and hears of failures.
+
+    `where()` gives (a number that grows with progress, the place), or None between steps.
+    """
+
+    def __init__(
+        self, owner: Any, board: Board, rank: int, period: float, break_up: Callable[[], None]
+    ) -> None:
+        self.board, self.rank, self.period, self.break_up = board, rank, period, break_up
+        self.where: Callable[[], tuple[Any, Place] | None] = lambda: None
+        self.stop = threading.Event()
+        weakref.finalize(owner, self.stop.set)
+        threading.Thread(target=self._loop, name="hocket-watch", daemon=True).start()
+
+    def _loop(self) -> None:
+        before, since = None, 0.0
+        while not self.stop.wait(self.period):
+            now = self.where()
+            if now is None or now[0] != before:
+                before, since = (None if now is None else now[0]), time.time()
+                continue
+            at = now[1]
+            self.board.say(
+                self.rank,
+                {"action": at.action, "waits_for": at.waits_for, "since": since, "text": str(at)},
+            )
+            if self.board.failed() is not None:
+                self.break_up()
+                return
+
+
+def failure(
+    error: BaseException, rank: int, at: Place, communicating: bool, board: Board
+) -> RunError:
+    """The error to raise on this rank: it names the first rank that failed, where and why."""
+    record = board.failed(GRACE if communicating else 0.0)
+    if record is None:
+        record = board.first(_record(error, rank, at, communicating, board))
+    text = record["text"]
+    if record["told_by"] != rank:
+        text += f"\n  rank {rank} was {at}"
+    return RunError(text, rank=record["rank"], action=record["action"])
+
+
+def _record(
+    error: BaseException, rank: int, at: Place, communicating: bool, board: Board
+) -> dict[str, Any]:
+    if not communicating:
+        what = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
+        text = f"rank {rank} failed in {at.action}: {what}"
+        return {"rank": rank, "action": at.action, "text": text, "told_by": rank}
+    if "imed out" not in str(error):
+        culprit, action = at.waits_for if at.waits_for is not None else (None, at.action)
+        who = "another rank" if culprit is None else f"rank {culprit}"
+        text = f"{who} is gone (killed?): rank {rank} was {at}, when the connection broke"
+        return {"rank": culprit, "action": action, "text": text, "told_by": rank}
+    return _hang(rank, at, board)
+
+
+def _hang(rank: int, at: Place, board: Board) -> dict[str, Any]:
+    """Follows who waits for whom, from this rank to one that does not wait: it hangs."""
+    lines = [f"rank {rank} was {at}"]
+    seen, waits = {rank}, at.waits_for
+    while waits is not None:
+        culprit, action = waits
+        said = board.heard(culprit)
+        if said is None or culprit in seen:
+            break
+        seconds = time.time() - said["since"]
+        lines.append(f"rank {culprit} has been {said['text']} for {seconds:.0f} s")
+        seen.add(culprit)
+        action, waits = said["action"], said["waits_for"]
+    else:
+        culprit, action = (None, at.action) if at.waits_for is None else (culprit, action)
+    who = "another rank" if culprit is None else f"rank {culprit}"
+    text = f"{who} does not answer in {action}:\n  " + "\n  ".join(lines)
+    return {"rank": culprit, "action": action, "text": text, "told_by": rank}

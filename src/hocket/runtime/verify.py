@@ -1,0 +1,113 @@
+"""The unpipelined model as a schedule of its own, and the comparison with it.
+
+Imports ir, errors and torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from hocket.errors import RunError
+from hocket.ir import Action, Kind, Placement, Schedule
+
+TOLERANCE = {
+    torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2,
+}  # fmt: skip
+
+
+def one_after_the_other(schedule: Schedule, *, whole: bool) -> Schedule:
+    """The order without any pipelining: every microbatch alone, forward and whole backward.
+
+    whole: the batch is a single microbatch on path 0.
+    """
+    placement = schedule.placement
+    if whole:
+        placement = Placement((placement.paths[0],), (0,))
+    order: dict = {queue: [] for queue in placement.queues}
+    for mb, k in enumerate(placement.path_of):
+        path = placement.paths[k]
+        for stage, queue in enumerate(path):
+            order[queue].append([Action(Kind.F, stage, mb)])
+        for stage, queue in reversed([*enumerate(path)]):
+            order[queue].append([Action(Kind.B, stage, mb)])
+    return Schedule.from_order("one after the other", placement, order)
+
+
+class Saved:
+    """Gradients and buffers of modules, set aside and put back."""
+
+    def __init__(self, modules: Mapping[int, nn.Module]) -> None:
+        self.modules = modules
+        self.grads = [(p, p.grad) for module in modules.values() for p in module.parameters()]
+        self.buffers = [
+            (b, b.detach().clone()) for module in modules.values() for b in module.buffers()
+        ]
+        self.forget()
+
+    def forget(self) -> None:
+        """Parameters without gradients, buffers as they were."""
+        for p, _ in self.grads:
+            p.grad = None
+        for b, before in self.buffers:
+            b.detach().copy_(before)
+
+    def restore(self) -> None:
+        """All as it was."""
+        self.forget()
+        for p, grad in self.grads:
+            p.grad = grad
+
+
+def gradients(modules: Mapping[int, nn.Module]) -> dict[tuple[int, str], Tensor | None]:
+    """The gradients by (stage, parameter name)."""
+    return {
+        (s, name): p.grad for s, module in modules.items() for name, p in module.named_parameters()
+    }
+
+
+def difference(
+    got: Mapping[tuple[int, str], Tensor | None], want: Mapping[tuple[int, str], Tensor | None]
+) -> str:
+    """The parameter whose gradient is furthest off, in words; "" where all are right."""
+    worst, text = 1.0, ""
+    for (stage, name), right in want.items():
+        grad = got[stage, name]
+        if grad is None or right is None:
+            missing = grad is not right and any(
+                t is not None and bool(t.any()) for t in (grad, right)
+            )
+            if missing:
+                side = "no gradient" if grad is None else "a gradient where there is none"
+                return f"stage {stage}, {name}: the pipeline gives {side}"
+            continue
+        limit = TOLERANCE.get(right.dtype, 1e-3)
+        scale = float(right.norm()) or 1.0
+        error = float((grad - right).norm()) / scale
+        if not error / limit <= worst:  # also where it is not a number
+            worst = error / limit
+            text = f"stage {stage}, {name}: the gradient is off by {error:.2g} of its norm"
+    return text
+
+
+def compare_losses(got: Tensor, want: Tensor, dtype: torch.dtype) -> str:
+    """How far the losses differ, in words; "" where they agree."""
+    limit = TOLERANCE.get(dtype, 1e-3)
+    if abs(float(got - want)) <= limit * max(abs(float(want)), 1e-6):
+        return ""
+    return f"the loss is {float(got):.9g}, but that of the unpipelined model {float(want):.9g}"
+
+
+def refuse(rank_texts: list[str], loss: str) -> None:
+    """Raises RunError with every rank's difference, if there is any."""
+    lines = [f"rank {r}: {t}" for r, t in enumerate(rank_texts) if t]
+    if loss:
+        lines.insert(0, loss)
+    if lines:
+        raise RunError(
+            "the pipelined step differs from the unpipelined model:\n  " + "\n  ".join(lines)
+            + "\n  Is the loss a mean over the rows? Do the stages draw random numbers (give seed=) "
+            "or mix rows (batch norm)?"
+        )  # fmt: skip
