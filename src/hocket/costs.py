@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from hocket.errors import CostError
-from hocket.ir import Array, Kind, Schedule, kinds_of, stages_of
+from hocket.ir import Array, Kind, Schedule, kinds_of, mbs_of, stages_of
 
 Number = int | float | Fraction
 PerStage = Number | tuple[Number, ...]
@@ -48,6 +48,7 @@ class Costs:
     given: (receive, send) times that every F, B, I occupies its queue before and after its work
     (every fused slot once; W has no messages). With SEND and RECV in the order, the lane times
     are theirs. bandwidth: bytes per time unit, adds `bytes.message / bandwidth` to an edge.
+    slice: factor of F, B, I and W for each slice of a sequence (later slices attend to more).
     Integers and fractions are exact; one float makes all times floats.
 
     Source: the lane model is that of blocking point-to-point transfers.
@@ -61,13 +62,14 @@ class Costs:
     latency: Number = 0
     bandwidth: Number | None = None
     lane: tuple[Number, Number] | None = None
+    slice: tuple[Number, ...] | None = None
     bytes: Bytes = field(default_factory=Bytes)
     unit: str = ""
 
     def __post_init__(self) -> None:
         for name in ("F", "I", "W", "B"):
             _positive(name, getattr(self, name))
-        for name in ("latency", "lane"):
+        for name in ("latency", "lane", "slice"):
             _positive(name, getattr(self, name))
         if self.bandwidth is not None and self.bandwidth <= 0:
             raise CostError(f"bandwidth is {self.bandwidth}; it must be above 0")
@@ -210,15 +212,28 @@ class CostTable:
         values += [receive, send, costs.latency, *wires]
         if rule == "number":
             values.append(fused)
+        slices = self._slice_factors()
+        values += [x * factor for row in times.values() for x in row for factor in set(slices)]
         if rule == "scale":
             values += [x * fused for x in values]
         self.ticks = ticks_for(values, len(schedule.codes))
         self._kinds, self._stages = kinds_of(schedule.codes), stages_of(schedule.codes)
-        self._table = np.stack([self.ticks.array(times[k]) for k in times])
+        self._table = np.stack([
+            self.ticks.array([x * factor for factor in slices for x in times[k]]) for k in times
+        ])  # fmt: skip
         self._wires_ticks = self.ticks.array(wires)
         self._fused = (rule, fused)
         self._lane = self.ticks.array([receive, send])
         self._latency = self.ticks.array([costs.latency])[0]
+
+    def _slice_factors(self) -> tuple[Number, ...]:
+        """Factor of each slice; (1,) for schedules without slices."""
+        n, given = self.schedule.placement.slices, self.costs.slice
+        if given is None or n == 1:
+            return (1,) * n
+        if len(given) != n:
+            raise CostError(f"slice has {len(given)} factors, but the schedule has {n} slices")
+        return given
 
     def _wires(self, n: int) -> list[Number]:
         """Time of each stage's output message beyond the latency."""
@@ -235,7 +250,12 @@ class CostTable:
         """Work of each slot without transfers, `[slot]`."""
         actions = self._zeros
         compute = self._kinds < Kind.SEND_F
-        actions[compute] = self._table[self._kinds[compute], self._stages[compute]]
+        columns = self._stages[compute]
+        placement = self.schedule.placement
+        if placement.slices > 1:  # one block of stages for each slice
+            part = mbs_of(self.schedule.codes[compute]) % placement.slices
+            columns = columns + part * placement.n_stages
+        actions[compute] = self._table[self._kinds[compute], columns]
         widths, slots = self.schedule.widths, self.schedule.slots[:-1]
         if (widths == 1).all():
             return actions

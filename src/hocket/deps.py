@@ -16,11 +16,13 @@ class Need(NamedTuple):
 
     A source is (kind, stage offset), for the same microbatch. A need whose stage lies beyond
     the ends of the microbatch's path does not exist: the first stage reads the data, the last
-    one makes its own gradient from the loss.
+    one makes its own gradient from the loss. `step`: the source belongs to the slice that many
+    after this one of the same sequence; such a need exists only in sliced schedules.
     """
 
     sources: tuple[tuple[Kind, int], ...]
     what: str
+    step: int = 0
 
 
 _INPUT = Need(((Kind.RECV_F, 0), (Kind.F, -1)), "its input")
@@ -28,11 +30,15 @@ _OUTPUT_GRADIENT = Need(
     ((Kind.RECV_B, 0), (Kind.I, +1), (Kind.B, +1)), "the gradient of its output"
 )
 _ACTIVATIONS = Need(((Kind.F, 0),), "its own forward")
+_EARLIER_SLICE = Need(((Kind.F, 0),), "keys and values of the slice before", step=-1)
+_LATER_SLICE = Need(
+    ((Kind.I, 0), (Kind.B, 0)), "the gradient of its keys and values from the slice after", step=+1
+)
 
 NEEDS: dict[Kind, tuple[Need, ...]] = {
-    Kind.F: (_INPUT,),
-    Kind.B: (_ACTIVATIONS, _OUTPUT_GRADIENT),
-    Kind.I: (_ACTIVATIONS, _OUTPUT_GRADIENT),
+    Kind.F: (_INPUT, _EARLIER_SLICE),
+    Kind.B: (_ACTIVATIONS, _OUTPUT_GRADIENT, _LATER_SLICE),
+    Kind.I: (_ACTIVATIONS, _OUTPUT_GRADIENT, _LATER_SLICE),
     Kind.W: (Need(((Kind.I, 0),), "its input gradient"),),
     Kind.SEND_F: (Need(((Kind.F, 0),), "the output it sends"),),
     Kind.RECV_F: (Need(((Kind.SEND_F, -1),), "the matching send"),),

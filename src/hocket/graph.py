@@ -30,6 +30,7 @@ class Index:
         self.lengths = schedule.placement.lengths
         self._stages = schedule.placement.n_stages
         self._m = schedule.m
+        self.slices = schedule.placement.slices
         self._tables: dict[Kind, Array] = {}
         for kind in Kind:
             (positions,) = np.nonzero(self.kinds == kind)
@@ -52,12 +53,16 @@ class Index:
         offset = need.sources[-1][1]
         wanted = self.stages[positions] + offset
         exists = (wanted >= 0) & (wanted < self.lengths[self.mbs[positions]])
+        if need.step:
+            part = self.mbs[positions] % self.slices + need.step
+            exists &= (part >= 0) & (part < self.slices)
         having = positions[exists]
         found = np.full(len(having), self.n, dtype=np.int32)
         for kind, shift in need.sources:
             open_ = found == self.n
             where = having[open_]
-            found[open_] = self.find(kind, self.stages[where] + shift, self.mbs[where])
+            mbs = self.mbs[where] + need.step
+            found[open_] = self.find(kind, self.stages[where] + shift, mbs)
         return having, found
 
 
@@ -133,6 +138,8 @@ def _edges(index: Index) -> tuple[Array, Array, tuple[Missing, ...]]:
     for kind, needs in NEEDS.items():
         (positions,) = np.nonzero((index.kinds == kind) & inside)
         for need in needs if len(positions) else ():
+            if need.step and index.slices == 1:
+                continue
             having, found = index.sources(need, positions)
             there = found < index.n
             sources.append(found[there])

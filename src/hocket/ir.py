@@ -106,16 +106,24 @@ class Placement:
     """Which queue runs each stage: one path of queues for each copy of the model.
 
     `paths[k][s]` is the queue of stage s on path k; `path_of[mb]` the path a microbatch takes.
+    With `slices` above 1 a sequence is cut into that many microbatches that follow each other:
+    microbatch u is slice u mod slices of sequence u // slices.
     """
 
     paths: tuple[tuple[Queue, ...], ...]
     path_of: tuple[int, ...]
+    slices: int = 1
 
     def __post_init__(self) -> None:
         if not self.paths or not all(self.paths):
             raise ScheduleError("a placement needs at least one path with at least one stage")
         if not self.path_of:
             raise ScheduleError("a schedule needs at least one microbatch")
+        if self.slices < 1 or len(self.path_of) % self.slices:
+            raise ScheduleError(
+                f"{len(self.path_of)} microbatches do not make whole sequences of "
+                f"{self.slices} slices"
+            )
         bad = [mb for mb, k in enumerate(self.path_of) if not 0 <= k < len(self.paths)]
         if bad:
             raise ScheduleError(

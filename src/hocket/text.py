@@ -23,6 +23,8 @@ def dumps(schedule: Schedule) -> str:
     """The schedule as `.sched` text; `loads(dumps(s)) == s`."""
     placement = schedule.placement
     out = [HEADER, f"name {schedule.name}"]
+    if placement.slices > 1:
+        out.append(f"slices {placement.slices}")
     for k, path in enumerate(placement.paths):
         line = f"path {k}: {' '.join(map(str, path))}"
         mbs = [mb for mb, on in enumerate(placement.path_of) if on == k]
@@ -79,6 +81,7 @@ class _Reader:
         self.source = source
         self.faults: list[tuple[int, str]] = []
         self.name: str | None = None
+        self.slices: int | None = None
         self.paths: dict[int, tuple[int, list[Queue], list[int] | None]] = {}
         self.order: dict[Queue, tuple[int, list[list[Action]]]] = {}
 
@@ -89,10 +92,15 @@ class _Reader:
         word, colon, rest = line.partition(":")
         if line.split()[0] == "name":
             self._name(number, line)
+        elif line.split()[0] == "slices":
+            self._slices(number, line)
         elif word.split()[0] == "path":
             self._path(number, word, colon, rest)
         elif not colon:
-            self.fault(number, f"expected 'name', 'path k:' or 'queue:', found {line.split()[0]!r}")
+            self.fault(
+                number,
+                f"expected 'name', 'slices', 'path k:' or 'queue:', found {line.split()[0]!r}",
+            )
         else:
             self._queue(number, word.strip(), rest)
 
@@ -104,6 +112,15 @@ class _Reader:
             self.fault(number, f"a second name {words[1]!r}; the schedule is named {self.name!r}")
         else:
             self.name = words[1]
+
+    def _slices(self, number: int, line: str) -> None:
+        words = line.split()
+        if len(words) != 2 or not words[1].isdecimal() or int(words[1]) < 1:
+            self.fault(number, f"expected a number of slices after 'slices', found {line!r}")
+        elif self.slices is not None:
+            self.fault(number, "a second line 'slices'")
+        else:
+            self.slices = int(words[1])
 
     def _path(self, number: int, word: str, colon: str, rest: str) -> None:
         head = word.split()
@@ -179,7 +196,7 @@ class _Reader:
         assert self.name is not None
         try:
             paths = tuple(tuple(self.paths[k][1]) for k in sorted(self.paths))
-            placement = Placement(paths, tuple(path_of))
+            placement = Placement(paths, tuple(path_of), self.slices or 1)
         except ScheduleError as error:
             line = min(number for number, _, _ in self.paths.values())
             raise TextError(self.source, [(line, str(error))]) from None
@@ -233,6 +250,7 @@ def as_json(schedule: Schedule) -> dict[str, Any]:
         "name": schedule.name,
         "paths": [[str(q) for q in path] for path in schedule.placement.paths],
         "path_of": list(schedule.placement.path_of),
+        "slices": schedule.placement.slices,
         "order": {str(q): [str(s) for s in slots] for q, slots in schedule.order.items()},
     }
 
@@ -250,6 +268,7 @@ def from_json(data: dict[str, Any], *, source: str = "<json>") -> Schedule:
         lines: Iterable[str] = [
             HEADER,
             f"name {data['name']}",
+            f"slices {data.get('slices', 1)}",
             *(
                 f"path {k}: {' '.join(path)} | {mbs}"
                 for k, (path, mbs) in enumerate(zip(data["paths"], by_path, strict=True))
