@@ -1,0 +1,49 @@
+"""Text as batches of bytes: the documentation that every Python carries, or a file.
+
+Imports torch and errors.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from hocket.errors import UsageError
+
+
+@cache
+def text(path: str | None = None) -> Tensor:
+    """The bytes of a file, or of Python's documentation topics, as uint8 `[byte]`.
+
+    Raises: UsageError for a file that cannot be read.
+    """
+    if path is None:
+        from pydoc_data.topics import topics
+
+        raw = "\n\n".join(topics[name] for name in sorted(topics)).encode()
+    else:
+        try:
+            raw = Path(path).read_bytes()
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+
+
+def batch(
+    step: int, size: int, *, seq: int = 128, seed: int = 0, data: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Inputs and targets of one step, int64 `[sequence, position]` both: each byte, the next byte.
+
+    The same step, size, seq and seed always give the same batch.
+    Raises: UsageError for a text shorter than one sequence.
+    """
+    source = text(data)
+    if len(source) <= seq:
+        raise UsageError(f"the text has {len(source)} bytes; --seq {seq} needs {seq + 1} or more")
+    picks = torch.Generator().manual_seed((seed << 32) + step)
+    starts = torch.randint(len(source) - seq, (size, 1), generator=picks)
+    pieces = source[starts + torch.arange(seq + 1)].long()
+    return pieces[:, :-1].contiguous(), pieces[:, 1:].contiguous()

@@ -1,0 +1,225 @@
+"""`hocket run` and `hocket profile`: start the ranks, show the steps, compare, write files.
+
+Imports torch only inside the ranks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hocket.errors import RunError, UsageError
+from hocket.runtime.launch import join_group, launch
+from hocket.runtime.options import Settings, settings_from
+from hocket.runtime.report import comparison, comparison_text, one_by_one
+
+Tell = Callable[[Any], None]
+
+
+def run_command(args: argparse.Namespace) -> int:
+    """Trains as `hocket run` was told; returns the exit status."""
+    settings = settings_from(args)
+    return _everywhere(train, settings, args, _print_run)
+
+
+def profile_command(args: argparse.Namespace) -> int:
+    """Measures as `hocket profile` was told, writes the costs; returns the exit status."""
+    settings = settings_from(args)
+
+    def show(result: dict[str, Any], as_json: bool) -> None:
+        try:
+            Path(args.output).write_text(result["toml"], encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{args.output}: cannot be written: {error.strerror}") from None
+        if as_json:
+            print(json.dumps(result | {"output": args.output}))
+        else:
+            print(f"{result['text']}\n\nwritten: {args.output}; use it with --costs {args.output}")
+
+    return _everywhere(measure, settings, args, show)
+
+
+def _everywhere(
+    work: Callable[[Tell, Settings], dict[str, Any] | None],
+    settings: Settings,
+    args: argparse.Namespace,
+    show: Callable[[dict[str, Any], bool], None],
+) -> int:
+    """Runs `work` on every rank, here or under torchrun, and shows what rank 0 returns."""
+    progress = Progress(settings.steps, quiet=args.json)
+    try:
+        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+            result = _as_a_rank(work, settings, progress)
+        else:
+            launched = launch(
+                work, settings.nproc, (settings,), settings.timeout,
+                listen=progress.step, device=settings.device,
+            )  # fmt: skip
+            result = launched[0]
+    except RunError as error:
+        progress.end()
+        print(f"hocket: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        progress.end()
+        print("hocket: stopped; all ranks have ended", file=sys.stderr)
+        return 130
+    progress.end()
+    if result is not None:
+        show(result, args.json)
+    return 0
+
+
+def _as_a_rank(
+    work: Callable[[Tell, Settings], dict[str, Any] | None], settings: Settings, progress: Progress
+) -> dict[str, Any] | None:
+    """Runs `work` in this process, one of those that torchrun or the like has started."""
+    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    if world != settings.nproc:
+        raise UsageError(
+            f"the launcher started {world} processes, but the schedule has {settings.nproc} ranks"
+        )
+    join_group(rank, world, "env://", settings.timeout, settings.device)
+    return work(progress.step, settings)
+
+
+class Progress:
+    """Shows each step: a line each, or on a terminal one line that changes in place."""
+
+    def __init__(self, steps: int, quiet: bool) -> None:
+        self.steps, self.quiet = steps, quiet
+        self.in_place = sys.stdout.isatty()
+        self.open = False
+
+    def step(self, news: tuple[int, float, float]) -> None:
+        """Shows (step, loss, seconds)."""
+        if self.quiet:
+            return
+        index, loss, seconds = news
+        width = len(str(self.steps))
+        text = f"step {index + 1:{width}}/{self.steps}  loss {loss:.4f}  {seconds:.3f} s"
+        if self.in_place:
+            print(f"\r{text}  ", end="", flush=True)
+            self.open = True
+        else:
+            print(text, flush=True)
+
+    def end(self) -> None:
+        """Leaves the line that changes in place."""
+        if self.open:
+            print()
+            self.open = False
+
+
+# --- on a rank -------------------------------------------------------------------------------
+
+
+def train(tell: Tell, settings: Settings) -> dict[str, Any] | None:
+    """All of a run on one rank; rank 0 returns what is to be shown."""
+    from hocket.costs import load_costs
+    from hocket.runtime.profile import measured, typical
+    from hocket.runtime.training import Trainer
+    from hocket.simulator import simulate
+
+    trainer = Trainer(settings)
+    run = trainer.run(_told_by_first(tell, trainer.rank))
+    if trainer.rank != 0:
+        return None
+    seen = typical(run.timelines)
+    costs = (
+        load_costs(settings.costs)
+        if settings.costs
+        else measured([seen]).costs(lambda times: times.mean)
+    )
+    predicted = simulate(one_by_one(settings.schedule), costs)
+    if settings.trace:
+        from hocket.trace import write_trace
+
+        write_trace({"predicted": predicted, "measured": seen}, settings.trace)
+    return {
+        "schedule": settings.schedule.name,
+        "p": settings.schedule.p,
+        "m": settings.schedule.m,
+        "steps": settings.steps,
+        "batch": settings.batch,
+        "model": settings.model,
+        "losses": run.losses,
+        "seconds": run.seconds,
+        "costs": settings.costs,
+        "steps_compared": len(run.timelines),
+        **comparison(predicted, seen),
+        "trace": settings.trace,
+    }
+
+
+def _told_by_first(tell: Tell, rank: int) -> Callable[[int, float, float], None]:
+    def shown(index: int, loss: float, seconds: float) -> None:
+        if rank == 0:
+            tell((index, loss, seconds))
+
+    return shown
+
+
+def _print_run(result: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(result))
+        return
+    source = result["costs"] or "the mean times of its own actions"
+    print(
+        f"\n{result['schedule']}  p={result['p']} m={result['m']}; the median one of the last "
+        f"{result['steps_compared']} steps, predicted from {source}"
+    )
+    print(comparison_text(result))
+    if result["trace"]:
+        print(f"\ntrace: {result['trace']} (predicted and measured; open it at ui.perfetto.dev)")
+
+
+def measure(tell: Tell, settings: Settings) -> dict[str, Any] | None:
+    """All of a profile on one rank; rank 0 returns the costs and how they spread."""
+    from torch import distributed
+
+    from hocket.runtime.profile import bytes_of, costs_toml, measured, probe
+    from hocket.runtime.training import Trainer
+
+    trainer = Trainer(settings)
+    shown = _told_by_first(tell, trainer.rank)
+    inputs = trainer.inputs_seen()
+    run = trainer.run(shown, kept=settings.steps)
+    found = {s: probe(module, inputs[s]) for s, module in trainer.modules.items()}
+    gathered: list[Any] = [None] * settings.nproc
+    distributed.all_gather_object(gathered, found)
+    if trainer.rank != 0:
+        return None
+    probes = {s: p for part in gathered for s, p in part.items()}
+    seen = measured(run.timelines)
+    sizes = bytes_of(probes, seen.n_stages)
+    shares = {s: p.share for s, p in probes.items()}
+    costs = seen.costs(lambda times: times.median, shares=shares, sizes=sizes)
+    text = _spread_text(seen)
+    note = (
+        f"measured by hocket profile: {settings.schedule.name}, p={settings.schedule.p}, "
+        f"m={settings.schedule.m}, {settings.model}, batch {settings.batch}\n"
+        f"medians of {len(run.timelines)} steps; lane.recv is the time between two actions"
+    )
+    return {"toml": costs_toml(costs, note), "text": text, "losses": run.losses}
+
+
+def _spread_text(seen: Any) -> str:
+    from hocket.render.compare import table
+
+    rows = [
+        [f"{kind.name} of stage {stage}", *_spread_cells(spread)]
+        for (kind, stage), spread in sorted(seen.actions.items())
+    ]
+    rows += [["between actions", *_spread_cells(seen.between)]]
+    rows += [["message", *_spread_cells(seen.latency)]]
+    return table(rows, ["ms", "median", "middle half", "times"])
+
+
+def _spread_cells(spread: Any) -> list[str]:
+    return [f"{spread.median:.3f}", f"{spread.low:.3f} to {spread.high:.3f}", str(spread.count)]

@@ -1,0 +1,134 @@
+"""The options of `hocket run` and `hocket profile`, read from the command line. No torch here.
+
+Imports errors and ir.
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hocket.errors import UsageError
+
+if TYPE_CHECKING:
+    from hocket.ir import Schedule
+
+DEMO = "hocket.demo.gpt:build"
+DISPATCH = ("receive", "gate", "ready")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What to train and how, as given; `schedule` is built already."""
+
+    schedule: Schedule
+    nproc: int
+    steps: int
+    batch: int
+    model: str
+    model_options: dict[str, Any]
+    data: str | None
+    lr: float
+    seed: int
+    dispatch: str
+    verify: bool
+    timeout: float
+    device: str
+    trace: str | None
+    costs: str | None
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `hocket run`; the schedule's own are the caller's."""
+    _add_common(parser, steps=20)
+    group = parser.add_argument_group("what is shown")
+    group.add_argument("--trace", metavar="FILE", help="write predicted and measured as one trace")
+    group.add_argument(
+        "--costs", metavar="FILE", help="predict from this costs.toml (default: from this run)"
+    )
+
+
+def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the options of `hocket profile`; the schedule's own are the caller's."""
+    _add_common(parser, steps=10)
+    group = parser.add_argument_group("what is written")
+    group.add_argument(
+        "--output", default="costs.toml", metavar="FILE", help="where (default: costs.toml)"
+    )
+
+
+def _add_common(parser: argparse.ArgumentParser, steps: int) -> None:
+    add = parser.add_argument_group("the run").add_argument
+    add("--nproc", type=int, metavar="N", help="local processes (default: the schedule's ranks)")
+    add("--steps", type=int, default=steps, metavar="N", help=f"training steps (default: {steps})")
+    add("--lr", type=float, default=1e-3, help="learning rate of Adam (default: 0.001)")
+    add("--batch", type=int, metavar="N", help="sequences a step (default: 2 a microbatch)")
+    add("--seed", type=int, default=0, help="of weights, batches and dropout (default: 0)")
+    add("--dispatch", choices=DISPATCH, default="receive", help="where a rank waits")
+    add("--verify", action="store_true", help="first compare a step with the unpipelined model")
+    add("--timeout", type=float, default=60.0, metavar="S", help="longest silence, in seconds")
+    add("--device", choices=("cpu", "cuda"), default="cpu", help="(cuda: one GPU a rank; untested)")
+    add = parser.add_argument_group("the model").add_argument
+    add("--model", default=DEMO, metavar="PKG.MOD:BUILD", help=f"your own (default: {DEMO})")
+    add(
+        "-O", action="append", default=[], metavar="KEY=VALUE", dest="model_options",
+        help="an option of the model's build or batch; again for more",
+    )  # fmt: skip
+    add("--data", metavar="FILE", help="text to train on (default: Python's documentation topics)")
+    add("--seq", type=int, metavar="N", help="length of a sequence (demo: 128)")
+    add("--layers", type=int, metavar="N", help="layers of the model (demo: 8)")
+    add("--width", type=int, metavar="N", help="width of the model (demo: 128)")
+    add("--dropout", type=float, metavar="X", help="dropout (demo: 0)")
+    add("--float64", action="store_true", help="train in double precision")
+
+
+def settings_from(args: argparse.Namespace) -> Settings:
+    """The settings of a parsed command line; `args.schedule` is the built schedule.
+
+    Raises: UsageError for numbers that do not fit each other.
+    """
+    schedule = args.schedule
+    p, m = schedule.p, schedule.placement.m
+    nproc = p if args.nproc is None else args.nproc
+    batch = 2 * m if args.batch is None else args.batch
+    if nproc != p:
+        raise UsageError(
+            f"--nproc is {nproc}, but the schedule has {p} ranks; give --nproc {p} or leave it out"
+        )
+    if args.steps < 1:
+        raise UsageError(f"--steps is {args.steps}; it must be 1 or more")
+    if batch < m:
+        raise UsageError(f"--batch is {batch}, but the schedule has {m} microbatches; give {m}")
+    return Settings(
+        schedule=schedule, nproc=nproc, steps=args.steps, batch=batch, model=args.model,
+        model_options=_model_options(args), data=args.data, lr=args.lr, seed=args.seed,
+        dispatch=args.dispatch, verify=args.verify, timeout=args.timeout, device=args.device,
+        trace=getattr(args, "trace", None), costs=getattr(args, "costs", None),
+    )  # fmt: skip
+
+
+def _model_options(args: argparse.Namespace) -> dict[str, Any]:
+    """The options given for the model, by name."""
+    named = {key: getattr(args, key) for key in ("seq", "layers", "width", "dropout")}
+    options = {key: value for key, value in named.items() if value is not None}
+    if args.float64:
+        options["dtype"] = "float64"
+    for text in args.model_options:
+        key, equals, value = text.partition("=")
+        if not (key and equals):
+            raise UsageError(f"-O {text}: give KEY=VALUE")
+        options[key] = _value(value)
+    return options
+
+
+def _value(text: str) -> Any:
+    words = {"true": True, "false": False, "none": None}
+    if text.lower() in words:
+        return words[text.lower()]
+    for number in (int, float):
+        try:
+            return number(text)
+        except ValueError:
+            continue
+    return text

@@ -1,0 +1,209 @@
+"""A training run on one rank: the model from its reference, batches, optimiser, steps, timelines.
+
+Imports torch, errors, costs, timeline and the rest of runtime.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import import_module
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hocket.errors import UsageError
+from hocket.runtime.options import Settings
+from hocket.runtime.pipeline import Pipeline
+from hocket.runtime.report import flat
+from hocket.timeline import Timeline
+
+KEPT = 10  # the timelines of this many last steps are gathered
+WARM = 2  # but, where there are more, not of these first ones
+LEFT_OUT = ("size", "stage", "n_stages", "step")  # what the callers give by position
+
+
+class Task(NamedTuple):
+    """What is trained. `build(stage)` makes a module, `batch(step)` gives inputs and targets."""
+
+    build: Callable[[int], nn.Module]
+    loss: Callable[[Any, Any], Tensor]
+    batch: Callable[[int], tuple[Any, Any]]
+
+
+def task_from(settings: Settings) -> Task:
+    """The model of the settings with its options.
+
+    The module of `build` may hold `loss(output, targets)` and `batch(step, size)`; without them
+    it is the cross-entropy of the last dimension, and batches of text.
+
+    Raises: UsageError for a reference that does not exist, or an option that nothing takes.
+    """
+    build, module = _find(settings.model)
+    batch: Any = getattr(module, "batch", None) or import_module("hocket.demo.data").batch
+    loss = getattr(module, "loss", _cross_entropy)
+    options: dict[str, Any] = {"seed": settings.seed, **settings.model_options}
+    given = set(settings.model_options)
+    if settings.data is not None:
+        options["data"] = settings.data
+        given.add("data")
+    if isinstance(options.get("dtype"), str):
+        options["dtype"] = _dtype(options["dtype"])
+    unknown = sorted(given - _takes(build, options) - _takes(batch, options))
+    if unknown:
+        known = ", ".join(sorted(_names(build) | _names(batch))) or "none"
+        raise UsageError(f"{settings.model} has no option {unknown[0]!r}; its options: {known}")
+    n = settings.schedule.placement.n_stages
+    build_options = {k: options[k] for k in _takes(build, options)}
+    batch_options = {k: options[k] for k in _takes(batch, options)}
+    return Task(
+        build=lambda stage: build(stage, n, **build_options),
+        loss=loss,
+        batch=lambda step: batch(step, settings.batch, **batch_options),
+    )
+
+
+def _find(reference: str) -> tuple[Callable[..., nn.Module], Any]:
+    """The build function that `pkg.mod:build` names, and its module."""
+    name, _, attribute = reference.partition(":")
+    attribute = attribute or "build"
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does
+    try:
+        module = import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise UsageError(f"--model {reference}: there is no module {error.name!r}") from None
+        raise
+    build = getattr(module, attribute, None)
+    if not callable(build):
+        raise UsageError(f"--model {reference}: {name} has no function {attribute!r}")
+    return build, module
+
+
+def _names(fn: Callable[..., Any]) -> set[str]:
+    """Options that a function names."""
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(fn).parameters.values()
+    return {p.name for p in parameters if p.kind in kinds} - set(LEFT_OUT)
+
+
+def _takes(fn: Callable[..., Any], options: dict[str, Any]) -> set[str]:
+    """Which of these options a function takes; all of them where it has `**options`."""
+    parameters = inspect.signature(fn).parameters.values()
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+        return set(options)
+    return _names(fn) & set(options)
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UsageError(f"dtype {name!r} is not one of torch's, such as float64")
+    return dtype
+
+
+def _cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output.flatten(0, -2), targets.flatten())
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run gave: the loss and the seconds of each step, the timelines of the last ones."""
+
+    losses: list[float]
+    seconds: list[float]
+    timelines: list[Timeline]
+
+
+class Trainer:
+    """The modules of this rank, their optimiser and the pipeline of a run."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.task = settings, task_from(settings)
+        self.rank = torch.distributed.get_rank()
+        device = torch.device(settings.device)
+        if device.type == "cuda":
+            device = torch.device("cuda", torch.cuda.current_device())
+        placement = settings.schedule.placement
+        self.modules = {
+            s: self.task.build(s).to(device) for s in placement.stages_of_rank[self.rank]
+        }
+        self.pipeline = Pipeline(
+            settings.schedule,
+            self.modules,
+            self.task.loss,
+            device=device,
+            dispatch=settings.dispatch,
+            verify=settings.verify,
+            timeout=settings.timeout,
+            seed=settings.seed,
+        )
+        parameters = [p for module in self.modules.values() for p in module.parameters()]
+        self.optimizer = torch.optim.Adam(parameters, lr=settings.lr) if parameters else None
+
+    def step(self, index: int) -> float:
+        """The loss of one training step."""
+        loss = self.pipeline.step(*self.task.batch(index))
+        if self.optimizer is not None:
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        return float(loss)
+
+    def run(self, shown: Callable[[int, float, float], None], kept: int = KEPT) -> Run:
+        """All steps; `shown(step, loss, seconds)` is called after each."""
+        steps = self.settings.steps
+        first = max(min(WARM, steps - 1), steps - kept)
+        losses, seconds, timelines = [], [], []
+        for index in range(steps):
+            started = perf_counter()
+            losses.append(self.step(index))
+            seconds.append(perf_counter() - started)
+            shown(index, losses[-1], seconds[-1])
+            if index >= first:
+                timelines.append(flat(self.pipeline.gather_timeline()))
+        return Run(losses, seconds, timelines)
+
+    def inputs_seen(self) -> dict[int, tuple[tuple[Any, ...], dict[str, Any]]]:
+        """The arguments of a forward of each stage, from one step whose gradients are dropped."""
+        seen: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
+        hooks = []
+        for stage, module in self.modules.items():
+
+            def keep(_: Any, args: Any, kwargs: Any, stage: int = stage) -> None:
+                seen[stage] = (args, kwargs)
+
+            hooks.append(module.register_forward_pre_hook(keep, with_kwargs=True))
+        self.pipeline.step(*self.task.batch(0))
+        for hook in hooks:
+            hook.remove()
+        for module in self.modules.values():
+            module.zero_grad()
+        return seen
+
+
+def unpipelined(settings: Settings) -> list[float]:
+    """The losses of the same run in this process alone, microbatch by microbatch, no schedule."""
+    task, schedule = task_from(settings), settings.schedule
+    whole = nn.Sequential(*(task.build(s) for s in range(schedule.placement.n_stages)))
+    optimizer = torch.optim.Adam(whole.parameters(), lr=settings.lr)
+    return [
+        _plain_step(task, whole, optimizer, index, schedule.m) for index in range(settings.steps)
+    ]
+
+
+def _plain_step(task: Task, model: nn.Module, optimizer: Any, index: int, m: int) -> float:
+    inputs, targets = task.batch(index)
+    total = 0.0
+    for x, y in zip(torch.tensor_split(inputs, m), torch.tensor_split(targets, m), strict=True):
+        loss = task.loss(model(x), y) * (len(y) / len(targets))
+        loss.backward()
+        total += float(loss.detach())
+    optimizer.step()
+    optimizer.zero_grad()
+    return total
