@@ -43,7 +43,8 @@ def test_two_paths_keep_their_microbatches():
          "a.sched:4: expected an action such as 2F0 (stage, one of F B I W SEND_F RECV_F SEND_B "
          "RECV_B, microbatch), found '0X0'"),
         (GOOD + "0: 0F1\n", "a.sched:6: queue 0 stands twice; the first is on line 4"),
-        (GOOD + "hello\n", "a.sched:6: expected 'name', 'slices', 'path k:' or 'queue:', found 'hello'"),
+        (GOOD + "hello\n",
+         "a.sched:6: expected 'name', 'slices', 'path k:' or 'queue:', found 'hello'"),
         (GOOD + "x1: 0F0\n", "a.sched:6: expected a queue such as 0 or 0/comm, found 'x1'"),
         (GOOD.replace("1: 1F0+1B0\n", ""),
          "a.sched:4: there is no line for queue 1; expected '1: ...'"),

@@ -88,25 +88,27 @@ class Costs:
         n = max(len(x) for x in (i, w) if isinstance(x, tuple))
         return tuple(a + b for a, b in zip(_spread(i, n), _spread(w, n), strict=True))
 
-    def split(self, v: int) -> Costs:
-        """The same model cut into v times as many stages, each 1/v of what it came from."""
-        if v == 1:
+    def split(self, v: int, slices: int = 1) -> Costs:
+        """The same model in v times as many stages and the same sequences in slices.
+
+        A stage takes 1/v, a slice of a sequence 1/slices of what it came from; a message is as
+        large as before (a slice's share of it), static memory goes with the stages.
+        """
+        if v == slices == 1:
             return self
 
-        def part(value: Any) -> Any:
-            if value is None or isinstance(value, str):
+        def part(value: Any, share: int) -> Any:
+            if value is None or isinstance(value, str | Mapping):
                 return value
             if isinstance(value, tuple):
-                return tuple(quotient(x, v) for x in value for _ in range(v))
-            return quotient(value, v)
+                return tuple(quotient(x, share) for x in value for _ in range(v))
+            return quotient(value, share)
 
-        parts = {f.name: part(getattr(self.bytes, f.name)) for f in fields(Bytes)}
-        parts["message"] = self.bytes.message
-        fb = self.FB if isinstance(self.FB, str | Mapping) else quotient(self.FB, v)
-        return replace(
-            self, F=part(self.F), I=part(self.I), W=part(self.W), B=part(self.B), FB=fb,
-            bytes=Bytes(**parts),
-        )  # fmt: skip
+        shares = dict.fromkeys(("activation", "held", "gradient"), v * slices)
+        shares |= {"static": v, "message": slices}
+        sizes = {name: part(getattr(self.bytes, name), n) for name, n in shares.items()}
+        times = {x: part(getattr(self, x), v * slices) for x in ("F", "I", "W", "B", "FB")}
+        return replace(self, **times, bytes=Bytes(**sizes))
 
 
 def quotient(a: Number, b: Number) -> Number:

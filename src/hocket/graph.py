@@ -301,3 +301,10 @@ def cycle(graph: Graph, times: Times) -> Iterator[tuple[int, int]]:
         chain = int(np.searchsorted(graph.chains, graph.needs[edge], side="right") - 1)
         node = heads[chain]
     yield from walk[seen[node] :]
+
+
+def runs(schedule: Schedule) -> bool:
+    """True when no action of the schedule waits for itself."""
+    g = graph(schedule)
+    zeros = np.zeros(max(g.n_nodes, len(g.needs)), dtype=np.int64)
+    return not longest_path(g, zeros[: g.n_nodes], zeros[: len(g.needs)]).stuck

@@ -132,3 +132,10 @@ class _Greedy:
         codes = self.work.codes
         lines: list[Line] = [lay(codes[np.array(line, dtype=np.int64)]) for line in self.lines]
         return Schedule.from_lines(self.work.name, self.work.placement, lines)
+
+
+def ranked(*keys: Array) -> Array:
+    """Place of each action when sorted by the first key, then the second, ...; for `prefer`."""
+    places = np.empty(len(keys[0]), dtype=np.int64)
+    places[np.lexsort(keys[::-1])] = np.arange(len(places))
+    return places

@@ -36,7 +36,7 @@ def as_json(timeline: Timeline, costs: Costs) -> dict[str, Any]:
     return {
         "schedule": s.name,
         "p": s.p,
-        "m": s.m,
+        "m": s.m // s.placement.slices,
         "unit": timeline.unit,
         "makespan": plain(timeline.makespan),
         "span": plain(timeline.span),
@@ -66,7 +66,8 @@ def as_text(timeline: Timeline, costs: Costs, *, why: bool = False) -> str:
     bound = bound_of(timeline, costs)
     above = float(timeline.makespan) / float(bound.value) - 1 if bound.value else 0.0
     out = [
-        f"{s.name}: p={s.p} m={s.m}",
+        f"{s.name}: p={s.p} m={s.m // s.placement.slices}"
+        + (f" in {s.placement.slices} slices" if s.placement.slices > 1 else ""),
         f"makespan {format_time(timeline.makespan, unit)}, "
         f"span {format_time(timeline.span, unit)}, bubble {timeline.bubble_ratio:.1%}",
         f"lower bound {format_time(bound.value, unit)} ({bound.argument}); "
@@ -188,8 +189,9 @@ def compare(competitors: Sequence[tuple[str, Schedule | str]], costs: Costs) -> 
 
 def _row(label: str, schedule: Schedule, costs: Costs) -> Row:
     v = max(1, schedule.placement.n_stages // schedule.p)
-    timeline = simulate(schedule, costs.split(v))
-    flight = max(r.peak_in_flight for r in timeline.ranks) / v
+    slices = schedule.placement.slices
+    timeline = simulate(schedule, costs.split(v, slices))
+    flight = max(r.peak_in_flight for r in timeline.ranks) / v / slices
     return Row(
         schedule=label,
         v=v,

@@ -8,7 +8,7 @@ import numpy as np
 
 from hocket.costs import Costs
 from hocket.ir import Array, Kind, Schedule, kinds_of, mbs_of, mirrored, stages_of
-from hocket.policy import all_actions, list_schedule
+from hocket.policy import all_actions, list_schedule, ranked
 from hocket.schedules.registry import register
 from hocket.simulator import simulate
 
@@ -67,13 +67,6 @@ def _preferences(work: Schedule) -> list[Array]:
     forward = kinds_of(work.codes) == Kind.F
     stages, mbs = stages_of(work.codes), mbs_of(work.codes)
     return [
-        _ranks(forward, np.where(forward, -stages, stages), mbs),
-        _ranks(~forward, mbs, stages),
+        ranked(forward, np.where(forward, -stages, stages), mbs),
+        ranked(~forward, mbs, stages),
     ]
-
-
-def _ranks(*keys: Array) -> Array:
-    """Place of each action when sorted by the first key, then the second, ..."""
-    ranks = np.empty(len(keys[0]), dtype=np.int64)
-    ranks[np.lexsort(keys[::-1])] = np.arange(len(ranks))
-    return ranks

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.ir import Array, Kind, Schedule, alternate, cut, encode, join, lay, looped
+from hocket.graph import runs
+from hocket.ir import Array, Kind, Line, Schedule, alternate, cut, encode, fuse, join, lay, looped
 from hocket.schedules.registry import register
+from hocket.schedules.zero_bubble import delayed
 
 
 def _group_fits(p: int, m: int, group: int | None) -> bool:
@@ -49,11 +51,114 @@ def interleaved(p: int, m: int, *, v: int = 2, group: int | None = None) -> Sche
     n, lines = m * v, []
     for r in range(p):
         w = min(2 * (p - 1 - r) + (v - 1) * sizes[0], n)
-        forwards = lay(encode(int(Kind.F), turns * p + r, mbs))
-        backwards = lay(encode(int(Kind.B), (v - 1 - turns) * p + r, mbs))
+        forwards, backwards = _passes(r, p, v, turns, mbs)
         steady = alternate(cut(forwards, w), cut(backwards, 0, n - w))
         lines.append(join(cut(forwards, 0, w), steady, cut(backwards, n - w)))
     return Schedule.from_lines("interleaved", looped(p, m, v), lines)
+
+
+@register(
+    "interleaved-overlap",
+    source="NVIDIA Megatron-LM, combined 1F1B of MoE models (overlap of expert communication)",
+    rules=(("a group of at least min(p, m) and at most m microbatches, "
+            "with m mod group either 0 or at least p", _group_fits),),
+)  # fmt: skip
+def interleaved_overlap(p: int, m: int, *, v: int = 2, group: int | None = None) -> Schedule:
+    """Interleaved with one more forward of warm-up, so that F and B of the steady part can fuse.
+
+    Makespan in stage costs (p - 1)(f + b) + (p(v - 1) + 1)(f + b) + (mv - p(v - 1) - 1)fb for
+    m a multiple of p, equal stages, no latency, groups of p; (v - 1) group + 2(p - 1 - r) + 2
+    stages in flight. Without `group`, groups of p and a rest (the published table), or equal
+    groups where that order would deadlock.
+
+    >>> from hocket import build, dumps
+    >>> print(dumps(build("interleaved-overlap", p=4, m=4, v=2)), end="")
+    # hocket 1
+    name interleaved-overlap
+    path 0: 0 1 2 3 0 1 2 3
+    0: 0F0 0F1 0F2 0F3 4F0 4F1 4F2 4F3 4B0 4B1 4B2 4B3 0B0 0B1 0B2 0B3
+    1: 1F0 1F1 1F2 1F3 5F0 5F1 5F2 5F3 5B0 5B1 5B2 5B3 1B0 1B1 1B2 1B3
+    2: 2F0 2F1 2F2 2F3 6F0 6F1 6F2 6F3+6B0 6B1 6B2 6B3 2B0 2B1 2B2 2B3
+    3: 3F0 3F1 3F2 3F3 7F0 7F1+7B0 7F2+7B1 7F3+7B2 7B3 3B0 3B1 3B2 3B3
+    """
+    if group is None:
+        published = _overlapped(p, m, v, group_sizes(p, m, min(p, m)))
+        if m % p == 0 or runs(published):
+            return published
+    return _overlapped(p, m, v, group_sizes(p, m, group))
+
+
+def _overlapped(p: int, m: int, v: int, sizes: list[int]) -> Schedule:
+    turns, mbs = chunk_major(sizes, v)
+    n, lines = m * v, []
+    for r in range(p):
+        w = min(2 * (p - 1 - r) + (v - 1) * sizes[0] + 1, n)
+        forwards, backwards = _passes(r, p, v, turns, mbs)
+        steady = fuse(cut(forwards, w), cut(backwards, 0, n - w))
+        lines.append(join(cut(forwards, 0, w), steady, cut(backwards, n - w)))
+    return Schedule.from_lines("interleaved-overlap", looped(p, m, v), lines)
+
+
+@register("looped-bfs", source="Lamy-Poirier, Breadth-first pipeline parallelism, arXiv 2211.05953")
+def looped_bfs(p: int, m: int, *, v: int = 2) -> Schedule:
+    """All forwards stage by stage, then all backwards stage by stage, microbatches reversed.
+
+    Makespan (mv + p - 1)(f + b) in stage costs for m >= p; everything in flight.
+
+    >>> from hocket import build, dumps
+    >>> print(dumps(build("looped-bfs", p=4, m=2, v=2)), end="")
+    # hocket 1
+    name looped-bfs
+    path 0: 0 1 2 3 0 1 2 3
+    0: 0F0 0F1 4F0 4F1 4B1 4B0 0B1 0B0
+    1: 1F0 1F1 5F0 5F1 5B1 5B0 1B1 1B0
+    2: 2F0 2F1 6F0 6F1 6B1 6B0 2B1 2B0
+    3: 3F0 3F1 7F0 7F1 7B1 7B0 3B1 3B0
+    """
+    turns, mbs = chunk_major([m], v)
+    lines = []
+    for r in range(p):
+        forwards = lay(encode(int(Kind.F), turns * p + r, mbs))
+        backwards = lay(encode(int(Kind.B), turns * p + r, mbs)[::-1])
+        lines.append(join(forwards, backwards))
+    return Schedule.from_lines("looped-bfs", looped(p, m, v), lines)
+
+
+@register("interleaved-zb", source="torch.distributed.pipelining, ScheduleInterleavedZeroBubble; "
+          "after Qi et al., arXiv 2401.10241")  # fmt: skip
+def interleaved_zb(p: int, m: int, *, v: int = 2) -> Schedule:
+    """Interleaved with the short warm-up and delayed weight gradients: the memory of 1F1B.
+
+    Makespan mv(f + i + w) + (p - 1)(f + i - w) in stage costs for equal stages, no latency,
+    m a multiple of p, w <= min(f, i); vp stages in flight on every rank.
+
+    >>> from hocket import build, dumps
+    >>> print(dumps(build("interleaved-zb", p=4, m=1, v=2)), end="")
+    # hocket 1
+    name interleaved-zb
+    path 0: 0 1 2 3 0 1 2 3
+    0: 0F0 4F0 4I0 4W0 0I0 0W0
+    1: 1F0 5F0 5I0 1I0 5W0 1W0
+    2: 2F0 6F0 6I0 2I0 6W0 2W0
+    3: 3F0 7F0 7I0 3I0 7W0 3W0
+    """
+    sizes = group_sizes(p, m, None)
+    turns, mbs = chunk_major(sizes, v)
+    lines = []
+    for r in range(p):
+        forwards, inputs = _passes(r, p, v, turns, mbs, Kind.I)
+        weights = lay(inputs.codes - int(Kind.I) + int(Kind.W))
+        warm_up = (v - 1) * sizes[0] + p - 1 - r
+        lines.append(delayed(forwards, inputs, weights, warm_up, lag=r))
+    return Schedule.from_lines("interleaved-zb", looped(p, m, v), lines)
+
+
+def _passes(
+    r: int, p: int, v: int, turns: Array, mbs: Array, backward: Kind = Kind.B
+) -> tuple[Line, Line]:
+    """Forwards and backwards of one rank; a backward takes the turns in reverse."""
+    forwards = encode(int(Kind.F), turns * p + r, mbs)
+    return lay(forwards), lay(encode(int(backward), (v - 1 - turns) * p + r, mbs))
 
 
 def group_sizes(p: int, m: int, group: int | None) -> list[int]:

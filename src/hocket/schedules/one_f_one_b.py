@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from hocket.ir import Kind, Line, Schedule, alternate, cut, join, linear, run
+from hocket.ir import Kind, Line, Schedule, alternate, cut, fuse, join, linear, run
 from hocket.schedules.registry import register
 
 
@@ -46,6 +48,68 @@ def eager(p: int, m: int) -> Schedule:
     """
     lines = [_in_turn(r, m, warm_up=2 * (p - 1 - r)) for r in range(p)]
     return Schedule.from_lines("eager-1f1b", linear(p, m), lines)
+
+
+@register("1f1b-overlap", source="1F1B with batch-level overlap, as in MoE training practice; "
+          "Victarry, PP-Schedule-Visualization")  # fmt: skip
+def overlap(p: int, m: int) -> Schedule:
+    """Eager 1F1B with one more forward of warm-up, so that each F and B of the steady part fuse.
+
+    Makespan p(F + B) + (m - 1)FB for equal stages, no latency, m >= 2p - 1; 2(p - r) in flight.
+
+    >>> from hocket import build, dumps
+    >>> print(dumps(build("1f1b-overlap", p=4, m=8)), end="")
+    # hocket 1
+    name 1f1b-overlap
+    path 0: 0 1 2 3
+    0: 0F0 0F1 0F2 0F3 0F4 0F5 0F6 0F7+0B0 0B1 0B2 0B3 0B4 0B5 0B6 0B7
+    1: 1F0 1F1 1F2 1F3 1F4 1F5+1B0 1F6+1B1 1F7+1B2 1B3 1B4 1B5 1B6 1B7
+    2: 2F0 2F1 2F2 2F3+2B0 2F4+2B1 2F5+2B2 2F6+2B3 2F7+2B4 2B5 2B6 2B7
+    3: 3F0 3F1+3B0 3F2+3B1 3F3+3B2 3F4+3B3 3F5+3B4 3F6+3B5 3F7+3B6 3B7
+    """
+    lines = []
+    for r in range(p):
+        w = min(2 * (p - 1 - r) + 1, m)
+        forwards, backwards = run(Kind.F, r, np.arange(m)), run(Kind.B, r, np.arange(m))
+        steady = fuse(cut(forwards, w), cut(backwards, 0, m - w))
+        lines.append(join(cut(forwards, 0, w), steady, cut(backwards, m - w)))
+    return Schedule.from_lines("1f1b-overlap", linear(p, m), lines)
+
+
+@register(
+    "seq1f1b",
+    source="Sun et al., Seq1F1B, arXiv 2406.03488, section 3.2",
+    rules=(("slices of 1 or more", lambda slices: slices >= 1),),
+)
+def seq1f1b(p: int, m: int, *, slices: int = 2) -> Schedule:
+    """1F1B over slices of each sequence: less bubble and less memory for long sequences.
+
+    Every sequence is cut into `slices`; their forwards run in order (attention looks back),
+    their backwards in reverse. m counts sequences; the schedule's microbatches are slices:
+    number u is slice u mod slices of sequence u // slices. Makespan (m slices + p - 1)(f + b) in
+    slice costs if all slices cost the same; p - r - 1 + slices slices in flight.
+
+    >>> from hocket import build, dumps
+    >>> print(dumps(build("seq1f1b", p=4, m=2, slices=2)), end="")
+    # hocket 1
+    name seq1f1b
+    slices 2
+    path 0: 0 1 2 3
+    0: 0F0 0F1 0F2 0F3 0B1 0B0 0B3 0B2
+    1: 1F0 1F1 1F2 1F3 1B1 1B0 1B3 1B2
+    2: 2F0 2F1 2F2 2B1 2F3 2B0 2B3 2B2
+    3: 3F0 3F1 3B1 3F2 3B0 3F3 3B3 3B2
+    """
+    units = np.arange(m * slices)
+    reversed_units = units // slices * slices + slices - 1 - units % slices
+    lines = []
+    for r in range(p):
+        w = min(p - r - 2 + slices, m * slices)
+        forwards, backwards = run(Kind.F, r, units), run(Kind.B, r, reversed_units)
+        turns = alternate(cut(forwards, w), cut(backwards, 0, len(units) - w))
+        lines.append(join(cut(forwards, 0, w), turns, cut(backwards, len(units) - w)))
+    placement = replace(linear(p, m * slices), slices=slices)
+    return Schedule.from_lines("seq1f1b", placement, lines)
 
 
 def _in_turn(stage: int, m: int, warm_up: int) -> Line:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.ir import Kind, Line, Schedule, encode, join, lay, linear, run
+from hocket.ir import Kind, Line, Schedule, alternate, cut, join, lay, linear, mbs_of, run, vshape
 from hocket.schedules.registry import register
 
 _SOURCE = "Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241"
@@ -32,7 +32,7 @@ def zb_h1(p: int, m: int) -> Schedule:
         warm_up, lag = p - 1 - r, r
         if m < p:  # too few microbatches to take turns: all but the last rank run F first
             warm_up, lag = (0, m) if r == p - 1 else (m, 0)
-        lines.append(_delayed(r, m, warm_up, lag))
+        lines.append(_stage(r, m, warm_up, lag))
     return Schedule.from_lines("zb-h1", linear(p, m), lines)
 
 
@@ -52,23 +52,82 @@ def zb_h2(p: int, m: int) -> Schedule:
     1: 1F0 1F1 1F2 1I0 1F3 1I1 1F4 1I2 1W0 1I3 1W1 1I4 1W2 1W3 1W4
     2: 2F0 2I0 2F1 2I1 2F2 2I2 2F3 2I3 2F4 2I4 2W0 2W1 2W2 2W3 2W4
     """
-    lines = [_delayed(r, m, warm_up=2 * (p - 1 - r), lag=2 * r) for r in range(p)]
+    lines = [_stage(r, m, warm_up=2 * (p - 1 - r), lag=2 * r) for r in range(p)]
     return Schedule.from_lines("zb-h2", linear(p, m), lines)
 
 
-def _delayed(stage: int, m: int, warm_up: int, lag: int) -> Line:
-    """Warm-up forwards; then F, I and the W of `lag` microbatches before; then the other W."""
-    w, lag = min(warm_up, m), min(lag, m)
-    i = np.arange(m)
+@register(
+    "zb-v",
+    source="Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.15362, "
+    "section 4 (V-ZB)",
+    stages_per_rank=2,
+)
+def zb_v(p: int, m: int) -> Schedule:
+    """Zero bubble on a V: two stages a rank, there and back, with the memory of 1F1B.
+
+    Rank r holds stages r and 2p - 1 - r. For F = I = W and m >= 2p - 1 the span has no bubble
+    (6m stage units) and the makespan is 6m + p - 1; for other costs the bubble does not grow
+    with m. 2p stages in flight on every rank (m >= 2p - 1).
+
+    >>> from hocket import build, dumps
+    >>> print(dumps(build("zb-v", p=2, m=4)), end="")
+    # hocket 1
+    name zb-v
+    path 0: 0 1 1 0
+    0: 0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 0I1 0W1 3F3 3I3 3W3 0I2 0W2 0I3 0W3
+    1: 1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 1I1 1W1 2F3 2I2 2W2 1I2 2I3 1I3 1W2 2W3 1W3
+    """  # noqa: E501
+    lines = [_there_and_back(r, p, m) for r in range(p)]
+    return Schedule.from_lines("zb-v", vshape(p, m), lines)
+
+
+def _there_and_back(r: int, p: int, m: int) -> Line:
+    """Three parts of warm-up, the steady six actions, four parts of cool-down.
+
+    The order is laid out for at least 2p - 1 microbatches; those beyond m are left out.
+    """
+    n = max(2 * p - 1, m)
+    out, back = r, 2 * p - 1 - r
+    f0, i0, w0 = (run(kind, out, np.arange(n)) for kind in (Kind.F, Kind.I, Kind.W))
+    f1, i1, w1 = (run(kind, back, np.arange(n)) for kind in (Kind.F, Kind.I, Kind.W))
+    first, near, steady = 2 * (p - r) - 1, p - r, n - p
+    late = first + r + steady - n  # turns of the steady part whose F of the way out has run
+    turns = [cut(i0, 0, steady), cut(w0, 0, steady), cut(f1, p, n), cut(i1, near, near + steady),
+             cut(w1, near, near + steady)]  # fmt: skip
+    early = [cut(x, 0, steady - late) for x in turns]
+    rest = [cut(x, steady - late) for x in turns]
+    line = join(
+        cut(f0, 0, first),
+        alternate(cut(f1, 0, r), cut(f0, first, first + r)),
+        alternate(cut(f1, r, p), cut(i1, 0, near), cut(w1, 0, near)),
+        alternate(cut(f0, first + r), *early),
+        alternate(*rest),
+        alternate(cut(i0, steady, steady + r), cut(i1, near + steady)),
+        alternate(cut(i0, steady + r), cut(w0, steady, steady + near)),
+        cut(w1, near + steady),
+        cut(w0, steady + near),
+    )
+    return lay(line.codes[mbs_of(line.codes) < m])
+
+
+def delayed(forwards: Line, inputs: Line, weights: Line, warm_up: int, lag: int) -> Line:
+    """Warm-up forwards; then F, I and the W of `lag` actions before; then the other W."""
+    n = len(forwards.codes)
+    w, lag = min(warm_up, n), min(lag, n)
+    i = np.arange(n)
     turns = np.stack(
         [
-            encode(int(Kind.F), stage, w + i),
-            encode(int(Kind.I), stage, i),
-            encode(int(Kind.W), stage, np.maximum(i - lag, 0)),
+            forwards.codes[np.minimum(w + i, n - 1)],
+            inputs.codes,
+            weights.codes[np.maximum(i - lag, 0)],
         ],
         axis=1,
     )
-    exists = np.stack([w + i < m, i < m, i >= lag], axis=1)
-    return join(
-        run(Kind.F, stage, i[:w]), lay(turns[exists]), run(Kind.W, stage, np.arange(m - lag, m))
-    )
+    exists = np.stack([w + i < n, i < n, i >= lag], axis=1)
+    return join(cut(forwards, 0, w), lay(turns[exists]), cut(weights, n - lag))
+
+
+def _stage(stage: int, m: int, warm_up: int, lag: int) -> Line:
+    """The order of a rank that holds one stage."""
+    f, i, w = (run(kind, stage, np.arange(m)) for kind in (Kind.F, Kind.I, Kind.W))
+    return delayed(f, i, w, warm_up, lag)
