@@ -138,7 +138,7 @@ def assert_like_whole(
 
     def rank(r: int, g: Group) -> Any:
         stages = held(schedule, r, modules)
-        pipe = Pipeline(schedule, stages, loss, group=g.group, timeout=20, **options)
+        pipe = Pipeline(schedule, stages, loss, group=g.group, store=g.store, timeout=10, **options)
         for _ in range(steps):
             got = step(pipe, r) if step else pipe.step(inputs, targets)
         return got, {s: gradients(module) for s, module in stages.items()}

@@ -7,7 +7,16 @@ import copy
 import pytest
 import torch
 from runtime_ranks import (
-    Block, assert_like_whole, batch, blocks, close, gradients, held, mean_square, on_ranks, whole,
+    Block,
+    assert_like_whole,
+    batch,
+    blocks,
+    close,
+    gradients,
+    held,
+    mean_square,
+    on_ranks,
+    whole,
 )  # fmt: skip
 from torch import nn
 
@@ -106,7 +115,7 @@ def test_one_gradient_tensor_a_boundary_and_microbatch() -> None:
             if spec is not None
         ]
 
-    assert sum(on_ranks(3, rank), []) == [1] * 8
+    assert [n for ns in on_ranks(3, rank) for n in ns] == [1] * 8
 
 
 class Nested(nn.Module):
@@ -117,7 +126,7 @@ class Nested(nn.Module):
     def forward(self, x, extra=None):
         h = self.block(x)
         if extra is not None:
-            none, (twice, seen), number = extra["deep"]
+            none, (twice, _), number = extra["deep"]
             assert none is None and number == 7
             h = h + twice
         return h if self.last else (h, {"deep": [None, (2 * h, x > 0), 7]})

@@ -33,30 +33,43 @@ class Ticket:
 
 
 class WatchedWire(Wire):
-    """A wire whose receives are waited for by one thread a peer; gloo cannot be polled."""
+    """A wire whose receives are waited for by threads; gloo cannot be polled.
+
+    A thread for each receive that is open at a time: messages may come in another order than they
+    were posted in.
+    """
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
         self.changed = threading.Condition()
-        self._waiting: dict[int, queue.SimpleQueue[Ticket | None]] = {}
+        self._tickets: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
+        self._threads = 0
+        self._open = 0
 
     def recv(self, tensors: list[Any], peer: int, tag: int) -> Ticket:
-        """Posts a receive and hands it to the peer's thread."""
+        """Posts a receive and hands it to a thread."""
         ticket = Ticket(self.group.recv(tensors, peer, tag))
-        if peer not in self._waiting:
-            self._waiting[peer] = queue.SimpleQueue()
-            threading.Thread(target=self._watch, args=(self._waiting[peer],), daemon=True).start()
-        self._waiting[peer].put(ticket)
+        with self.changed:
+            self._open += 1
+            if self._open > self._threads:
+                self._threads += 1
+                threading.Thread(target=self._watch, daemon=True).start()
+        self._tickets.put(ticket)
         return ticket
 
-    def _watch(self, tickets: queue.SimpleQueue[Ticket | None]) -> None:
-        while (ticket := tickets.get()) is not None:
+    def fetch(self, tensors: list[Any], peer: int, tag: int) -> None:
+        """Receives at once; nobody else waits for it."""
+        super().wait(self.group.recv(tensors, peer, tag))
+
+    def _watch(self) -> None:
+        while (ticket := self._tickets.get()) is not None:
             try:
                 ticket.work.wait(self.limit)
             except RuntimeError as error:
                 ticket.error = error
             with self.changed:
                 ticket.done = True
+                self._open -= 1
                 self.changed.notify_all()
 
     def wait(self, work: Any) -> None:
@@ -71,8 +84,8 @@ class WatchedWire(Wire):
 
     def close(self) -> None:
         """Ends the threads."""
-        for tickets in self._waiting.values():
-            tickets.put(None)
+        for _ in range(self._threads):
+            self._tickets.put(None)
 
 
 class Unit(NamedTuple):
@@ -164,10 +177,7 @@ class ReadyExecution(Execution):
 
     def _here(self, unit: Unit) -> bool:
         for i in unit.waits:
-            entry = self.program.entries[i]
-            action = self.program.action(entry)
-            if entry.role is not Role.WAIT:
-                continue
+            action = self.program.action(self.program.entries[i])
             ends = self.parts.up if action.kind == Kind.RECV_F else self.parts.down
             *_, works = ends[action.stage].posted[action.mb]
             if not all(work.done for work in works):
@@ -176,7 +186,10 @@ class ReadyExecution(Execution):
 
 
 def _units(program: Program) -> tuple[list[Unit], tuple[int, ...]]:
-    """A program cut into units, and the entries after the last one (the final releases)."""
+    """A program cut into units, and what comes after the last one.
+
+    Those are the releases: out of order, nobody knows earlier which sends are complete.
+    """
     post_of = {e.action: i for i, e in enumerate(program.entries) if e.role is Role.POST}
     runs = [i for i, e in enumerate(program.entries) if e.role is Role.RUN]
     unit_of = {program.entries[i].action: u for u, i in enumerate(runs)}
@@ -185,7 +198,7 @@ def _units(program: Program) -> tuple[list[Unit], tuple[int, ...]]:
     after: list[int] = []
     made: list[tuple[int, tuple[int, ...], list[int]]] = []
     for i, entry in enumerate(program.entries):
-        if entry.role is Role.WAIT or (entry.role is Role.RELEASE and waits):
+        if entry.role is Role.WAIT:
             waits.append(i)
         elif entry.role is Role.RUN:
             after = []
@@ -193,20 +206,14 @@ def _units(program: Program) -> tuple[list[Unit], tuple[int, ...]]:
             waits = []
         elif entry.role in (Role.HAND, Role.SEND):
             after.append(i)
-    rest = tuple(i for i, e in enumerate(program.entries) if e.role is Role.RELEASE)
-    rest = tuple(i for i in rest if not any(i in w for _, w, _ in made))
     for i, before, behind in made:
         action = program.entries[i].action
-        posts = tuple(
-            post_of[program.entries[w].action]
-            for w in before
-            if program.entries[w].role is Role.WAIT
-        )
+        posts = tuple(post_of[program.entries[w].action] for w in before)
         effect = EFFECTS[program.action(program.entries[i]).kind]
         change = effect.takes.get("in_flight", 0) - effect.frees.get("in_flight", 0)
         needs = frozenset(unit_of[a] for a in program.local.get(action, ()) if a in unit_of)
         units.append(Unit(action, needs, posts, before, i, tuple(behind), change))
-    return units, rest
+    return units, tuple(i for i, e in enumerate(program.entries) if e.role is Role.RELEASE)
 
 
 Make = Callable[[Program, Parts], Execution]

@@ -65,7 +65,8 @@ def _wait_forward(parts: Parts, stage: int, mb: int) -> Call:
     inputs, leaves = s.inputs, s.leaves
 
     def take_input(mb: int) -> None:
-        value, leaves[mb] = wait(mb)
+        value, found = wait(mb)
+        leaves[mb] = found or None
         inputs[mb] = (value,)
 
     return take_input

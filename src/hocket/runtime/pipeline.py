@@ -28,7 +28,7 @@ from hocket.runtime.program import Role, programs
 from hocket.runtime.rng import Keys, layers
 from hocket.runtime.sharing import Sharing, average, copies
 from hocket.runtime.stage import Loss, Stage
-from hocket.runtime.transport import Downstream, Upstream, Wire
+from hocket.runtime.transport import Downstream, Upstream, Wire, break_connections
 from hocket.timeline import Timeline
 
 Tied = Iterable[Iterable[tuple[int, str]]]
@@ -169,10 +169,10 @@ class Pipeline:
         down: dict[int, Downstream] = {}
         up: dict[int, Upstream] = {}
         if self.wire is not None:
-            n = placement.n_stages
+            n, m = placement.n_stages, placement.m
             for s in stages:
-                down[s] = Downstream(self.wire, s, n, _peers(lowered, s, s + 1))
-                up[s] = Upstream(self.wire, s - 1, n, _peers(lowered, s, s - 1))
+                down[s] = Downstream(self.wire, s, n, m, _peers(lowered, s + 1))
+                up[s] = Upstream(self.wire, s - 1, n, m, _peers(lowered, s - 1))
         parts = Parts(stages, down, up, last, training)
         return execute(programs(lowered, [self.rank])[0], parts, self.wire)
 
@@ -391,16 +391,14 @@ class Pipeline:
     def _break(self) -> None:
         """Breaks the connections, which wakes the ranks that wait for this one."""
         for group in (self.wire.group if self.wire is not None else None, self._replicas):
-            abort = getattr(group, "abort", None)
-            if abort is not None:
-                try:
-                    abort()
-                except RuntimeError:
-                    continue
+            if group is not None:
+                break_connections(group)
 
     def close(self) -> None:
         """Ends the threads of this pipeline and takes the split backward off its modules."""
         self._watch.stop.set()
+        if self.wire is not None:
+            self.wire.close()
         for stage in self._stages.values():
             if stage.plan is not None:
                 stage.plan.close()
@@ -429,13 +427,14 @@ def _split_stages(schedule: Schedule) -> set[int]:
     return set(stages_of(schedule.codes[split_]).tolist())
 
 
-def _peers(schedule: Schedule, stage: int, other: int) -> list[int | None]:
-    """The rank of `other` for each microbatch; None where its path has no such stage."""
+def _peers(schedule: Schedule, stage: int) -> dict[int, int]:
+    """The rank of a stage by microbatch, for those whose path has it."""
     placement = schedule.placement
-    return [
-        placement.queue(other, mb).rank if 0 <= other < placement.lengths[mb] else None
+    return {
+        mb: placement.queue(stage, mb).rank
         for mb in range(placement.m)
-    ]
+        if 0 <= stage < placement.lengths[mb]
+    }
 
 
 def _assert_clean(execution: Execution) -> None:

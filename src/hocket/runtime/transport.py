@@ -13,7 +13,7 @@ which of them are absent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property
 from typing import Any
@@ -59,9 +59,30 @@ class Wire:
         """
         work.wait(self.limit)
 
+    def fetch(self, tensors: list[Tensor], peer: int, tag: int) -> None:
+        """Receives at once."""
+        self.wait(self.recv(tensors, peer, tag))
+
+    def close(self) -> None:
+        """Ends what the wire started."""
+
     def empty(self, nbytes: int) -> Tensor:
         """A buffer that the group can send."""
         return torch.empty(nbytes, dtype=torch.uint8, device=self.memory)
+
+
+def break_connections(group: Any) -> None:
+    """Breaks a gloo group's connections, which wakes both ends of everything under way.
+
+    A receive whose time is over closes its connection; `abort` does not.
+    """
+    for peer in range(group.size()):
+        if peer != group.rank():
+            try:
+                nothing = torch.empty(1, dtype=torch.uint8)
+                group.recv([nothing], peer, _MAX_TAG - 1).wait(timedelta(milliseconds=1))
+            except RuntimeError:
+                continue
 
 
 class Packed:
@@ -120,12 +141,14 @@ BARE = Layout((), LINE, alone=False)
 
 
 class _End:
-    """What both ends of a boundary share. `peers[mb]` is the rank on the other side."""
+    """What both ends of a boundary share.
 
-    def __init__(self, wire: Wire, boundary: int, n: int, peers: Sequence[int | None]) -> None:
-        m = len(peers)
+    boundary: the stage before it, of n. peers: the rank on the other side, by microbatch of m.
+    """
+
+    def __init__(self, wire: Wire, boundary: int, n: int, m: int, peers: Mapping[int, int]) -> None:
         self.wire = wire
-        self.peers = list(peers)
+        self.peers = peers
         self.agreement = Agreement(m, alone=not wire.staging)
         self.forward_tags = [(mb * n + boundary) * 2 for mb in range(m)]
         self.backward_tags = [tag + 1 for tag in self.forward_tags]
@@ -279,7 +302,7 @@ class Upstream(_End):
 
     def _learn(self, mb: int, header: Any) -> tuple[Spec, list[Tensor]]:
         buffer = self.wire.empty(int(header[8:16].view("<u8")[0]))
-        self.wire.wait(self.wire.recv([buffer], self.peers[mb], self.forward_tags[mb]))
+        self.wire.fetch([buffer], self.peers[mb], self.forward_tags[mb])
         raw = buffer.numpy()
         length = int(raw[8:16].view("<u8")[0])
         spec = self.agreement.learn(mb, Spec.read(raw[LINE : LINE + length].tobytes()))
@@ -306,7 +329,7 @@ class Upstream(_End):
         layout.pool.append(packed)
 
 
-def _foreign(rank: int | None) -> str:
+def _foreign(rank: int) -> str:
     return (
         f"a message of rank {rank} is not one of this pipeline's; "
         "does something else use the group?"

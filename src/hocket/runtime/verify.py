@@ -108,6 +108,6 @@ def refuse(rank_texts: list[str], loss: str) -> None:
     if lines:
         raise RunError(
             "the pipelined step differs from the unpipelined model:\n  " + "\n  ".join(lines)
-            + "\n  Is the loss a mean over the rows? Do the stages draw random numbers (give seed=) "
-            "or mix rows (batch norm)?"
+            + "\n  Is the loss a mean over the rows? Do the stages draw random numbers (give "
+            "seed=) or mix rows (batch norm)?"
         )  # fmt: skip

@@ -1,0 +1,193 @@
+"""One rank raises, dies, hangs or disagrees: all end, and all name the first cause."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from runtime_ranks import Block, batch, blocks, held, mean_square, on_ranks
+from torch import nn
+
+from hocket.errors import RunError
+from hocket.runtime import Pipeline
+from hocket.schedules import build
+
+pytestmark = pytest.mark.runtime
+
+
+class Fails(nn.Module):
+    """Raises in the forward or the backward of one call."""
+
+    def __init__(self, call: int, backward: bool = False) -> None:
+        super().__init__()
+        self.block, self.call, self.backward, self.calls = Block(0), call, backward, 0
+
+    def forward(self, x):
+        self.calls += 1
+        now = self.calls - 1 == self.call
+        if now and not self.backward:
+            raise ValueError("bad row")
+        out = self.block(x)
+        if now:
+            out.register_hook(self._raise)
+        return out
+
+    def _raise(self, grad):
+        raise ValueError("bad row")
+
+
+@pytest.mark.parametrize(("call", "backward", "action"), [(0, False, "1F0"), (2, True, "1B2")])
+def test_all_ranks_name_the_rank_that_raised_and_its_action(call, backward, action) -> None:
+    schedule = build("1f1b", p=3, m=4)
+
+    def rank(r, g):
+        module = Fails(call, backward) if r == 1 else Block(r)
+        pipe = Pipeline(schedule, {r: module}, mean_square, group=g.group, store=g.store)
+        with pytest.raises(RunError) as caught:
+            pipe.step(*batch(8))
+        with pytest.raises(RunError, match="^this pipeline has ended: rank 1 failed in"):
+            pipe.step(*batch(8))
+        return caught.value
+
+    start = time.monotonic()
+    for r, error in enumerate(on_ranks(3, rank, raises=False)):
+        assert (error.rank, error.action) == (1, action)
+        first, *rest = str(error).splitlines()
+        assert first == f"rank 1 failed in {action}: ValueError: bad row"
+        if r != 1:
+            assert f"rank {r} was in {r}" in rest[0] and "waiting for" in rest[0]
+    assert time.monotonic() - start < 5
+
+
+def test_missing_inputs_of_one_rank_end_all() -> None:
+    schedule, modules = build("1f1b", p=2, m=2), blocks(2)
+
+    def rank(r, g):
+        stages = held(schedule, r, modules)
+        pipe = Pipeline(schedule, stages, mean_square, group=g.group, store=g.store)
+        pipe.step(None, batch(4)[1])
+
+    for error in on_ranks(2, rank, raises=False):
+        assert str(error).startswith(
+            "rank 0 failed in the start of the step: rank 0 runs stage 0, so it needs inputs"
+        )
+
+
+def test_ranks_that_disagree_are_told_before_the_first_message() -> None:
+    def rank(r, g):
+        schedule = build("1f1b", p=2, m=4 if r == 0 else 8)
+        Pipeline(schedule, {r: Block(r)}, mean_square, group=g.group)
+
+    for error in on_ranks(2, rank, raises=False):
+        assert isinstance(error, RunError)
+        assert "the ranks disagree on m: 4 on rank 0, 8 on rank 1\n" in str(error)
+
+    def other(r, g):
+        schedule = build("1f1b" if r else "gpipe", p=3, m=4)
+        Pipeline(schedule, {r: Block(r)}, mean_square, group=g.group)
+
+    for error in on_ranks(3, other, raises=False):
+        assert "disagree on order: gpipe" in str(error) and "on ranks 1, 2" in str(error)
+
+
+def test_a_rank_with_the_wrong_stages_is_told_on_all_ranks() -> None:
+    schedule = build("1f1b", p=2, m=4)
+
+    def rank(r, g):
+        Pipeline(schedule, {1: Block(1)}, mean_square, group=g.group)
+
+    for error in on_ranks(2, rank, raises=False):
+        assert str(error) == "rank 0: it holds the stages [0], but was given modules for [1]"
+
+
+class Hangs(nn.Module):
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.block, self.seconds = Block(0), seconds
+
+    def forward(self, x):
+        time.sleep(self.seconds)
+        return self.block(x)
+
+
+def test_a_rank_that_hangs_is_named_with_who_waits_for_whom() -> None:
+    schedule = build("1f1b", p=3, m=4)
+
+    def rank(r, g):
+        module = Hangs(4.0) if r == 0 else Block(r)
+        pipe = Pipeline(
+            schedule, {r: module}, mean_square, group=g.group, store=g.store, timeout=1.5
+        )
+        start = time.monotonic()
+        try:
+            pipe.step(*batch(8))
+        except RunError as error:
+            return error, time.monotonic() - start
+
+    results = on_ranks(3, rank)
+    for error, seconds in results[1:]:
+        assert error.rank == 0 and error.action == "0F0"
+        assert "rank 0 does not answer in 0F0" in str(error)
+        assert "rank 0 has been in 0F0 for" in str(error)
+        assert seconds < 4
+    assert results[0][0].rank == 0
+
+
+def _fork(p: int, fn) -> list[tuple[int, str]]:
+    """Exit status and last words of p forked ranks."""
+    folder = Path(tempfile.mkdtemp())
+    pids = []
+    for r in range(p):
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                store = dist.FileStore(str(folder / "store"), p)
+                group = dist.ProcessGroupGloo(
+                    dist.PrefixStore("g", store), r, p, timedelta(seconds=20)
+                )
+                (folder / f"said{r}").write_text(json.dumps(fn(r, group, store)))
+                status = 0
+            finally:
+                os._exit(status)
+        pids.append(pid)
+    status = [os.waitpid(pid, 0)[1] for pid in pids]
+    words = [folder / f"said{r}" for r in range(p)]
+    return [(s, w.read_text() if w.exists() else "") for s, w in zip(status, words, strict=True)]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_is_named_by_all_others(victim: int) -> None:
+    schedule = build("1f1b", p=3, m=4)
+
+    class Dies(Block):
+        def forward(self, x):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def rank(r, group, store):
+        torch.set_num_threads(1)
+        module = Dies(r) if r == victim else Block(r)
+        pipe = Pipeline(schedule, {r: module}, mean_square, group=group, store=store)
+        try:
+            pipe.step(*batch(8))
+        except RunError as error:
+            return [str(error), error.rank]
+
+    start = time.monotonic()
+    results = _fork(3, rank)
+    assert time.monotonic() - start < 15
+    for r, (status, said) in enumerate(results):
+        if r == victim:
+            assert status == signal.SIGKILL
+            continue
+        text, named = json.loads(said)
+        assert named == victim
+        assert f"rank {victim} is gone (killed?)" in text
