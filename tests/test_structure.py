@@ -10,9 +10,10 @@ import hocket
 SRC = Path(hocket.__file__).parent
 # Each module may import what stands before it, never what stands after.
 LAYERS = [
-    {"errors"}, {"ir"}, {"deps"}, {"graph"}, {"costs"}, {"timeline", "policy", "text", "lower"},
-    {"checker"}, {"simulator"}, {"bounds", "schedules"}, {"render", "trace"}, {"summary"},
-    {"runtime", "demo"}, {"tour"}, {"cli"}, {"__main__", "__init__"},
+    {"errors"}, {"profiles"}, {"ir"}, {"deps"}, {"graph"}, {"costs"},
+    {"timeline", "policy", "text", "lower", "moe"}, {"checker"}, {"contention"}, {"simulator"},
+    {"bounds", "schedules"}, {"render", "trace"}, {"summary"}, {"runtime", "demo"}, {"tour"},
+    {"cli"}, {"__main__", "__init__"},
 ]  # fmt: skip
 
 

@@ -130,7 +130,9 @@ def _add_size(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_costs(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--costs", metavar="FILE", help="costs.toml (default: F = I = W = 1)")
+    parser.add_argument(
+        "--costs", metavar="FILE", help="costs.toml, or a built-in profile (default: F = I = W = 1)"
+    )
 
 
 def _is_file(word: str) -> bool:
@@ -358,9 +360,12 @@ def _fitting(entry: Entry, args: argparse.Namespace) -> Schedule | str:
     if sizes.p is None or sizes.m is None:
         raise UsageError("compare needs -p and -m")
     try:
-        return _built(entry.name, sizes, {})
+        schedule = _built(entry.name, sizes, {})
     except UsageError as error:
         return str(error)
+    if len(schedule.queues) > schedule.p:
+        return f"{entry.name} takes costs by phase; name it to compare it"
+    return schedule
 
 
 def _demo(args: argparse.Namespace) -> int:

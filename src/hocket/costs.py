@@ -22,6 +22,10 @@ Number = int | float | Fraction
 PerStage = Number | tuple[Number, ...]
 
 
+class Cycle(tuple[Number, ...]):
+    """Values that repeat over the stages: stage s has value s mod their number."""
+
+
 @dataclass(frozen=True)
 class Bytes:
     """Memory per stage: a number for all stages, or one a stage. Bytes, or any one unit.
@@ -49,6 +53,8 @@ class Costs:
     (every fused slot once; W has no messages). With SEND and RECV in the order, the lane times
     are theirs. bandwidth: bytes per time unit, adds `bytes.message / bandwidth` to an edge.
     slice: factor of F, B, I and W for each slice of a sequence (later slices attend to more).
+    share: how many times as long work on a rank's compute queue takes while another queue of the
+    rank is busy (20 of 132 SMs given to messages: Fraction(132, 112)).
     Integers and fractions are exact; one float makes all times floats.
 
     Source: the lane model is that of blocking point-to-point transfers.
@@ -63,6 +69,7 @@ class Costs:
     bandwidth: Number | None = None
     lane: tuple[Number, Number] | None = None
     slice: tuple[Number, ...] | None = None
+    share: Number = 1
     bytes: Bytes = field(default_factory=Bytes)
     unit: str = ""
 
@@ -71,6 +78,9 @@ class Costs:
             _positive(name, getattr(self, name))
         for name in ("latency", "lane", "slice"):
             _positive(name, getattr(self, name))
+        _positive("share", self.share)
+        if self.share < 1:
+            raise CostError(f"share is {self.share}; it must be 1 or more")
         if self.bandwidth is not None and self.bandwidth <= 0:
             raise CostError(f"bandwidth is {self.bandwidth}; it must be above 0")
         for f in fields(Bytes):
@@ -85,8 +95,10 @@ class Costs:
         i, w = self.I, self.W
         if not isinstance(i, tuple) and not isinstance(w, tuple):
             return i + w
-        n = max(len(x) for x in (i, w) if isinstance(x, tuple))
-        return tuple(a + b for a, b in zip(_spread(i, n), _spread(w, n), strict=True))
+        fixed = [len(x) for x in (i, w) if isinstance(x, tuple) and not isinstance(x, Cycle)]
+        n = max(fixed) if fixed else math.lcm(*(len(x) for x in (i, w) if isinstance(x, Cycle)))
+        sums = [a + b for a, b in zip(_spread(i, n), _spread(w, n), strict=True)]
+        return tuple(sums) if fixed else Cycle(sums)
 
     def split(self, v: int, slices: int = 1) -> Costs:
         """The same model in v times as many stages and the same sequences in slices.
@@ -101,7 +113,7 @@ class Costs:
             if value is None or isinstance(value, str | Mapping):
                 return value
             if isinstance(value, tuple):
-                return tuple(quotient(x, share) for x in value for _ in range(v))
+                return type(value)(quotient(x, share) for x in value for _ in range(v))
             return quotient(value, share)
 
         shares = dict.fromkeys(("activation", "held", "gradient"), v * slices)
@@ -120,6 +132,8 @@ def quotient(a: Number, b: Number) -> Number:
 
 
 def _spread(value: PerStage, n: int) -> tuple[Number, ...]:
+    if isinstance(value, Cycle):
+        return tuple(value[s % len(value)] for s in range(n))
     return value if isinstance(value, tuple) else (value,) * n
 
 
@@ -133,7 +147,7 @@ def _positive(name: str, value: Any) -> None:
 
 def per_stage(name: str, value: PerStage, n_stages: int) -> tuple[Number, ...]:
     """The value for each of n stages."""
-    if isinstance(value, tuple) and len(value) != n_stages:
+    if isinstance(value, tuple) and not isinstance(value, Cycle) and len(value) != n_stages:
         raise CostError(
             f"{name} has {len(value)} values, but the schedule has {n_stages} stages; "
             "give one number, or one a stage"
@@ -308,21 +322,30 @@ class CostTable:
 
 # --- costs.toml -----------------------------------------------------------------------------
 
+_PROFILES = Path(__file__).parent / "profiles"
 _KEYS = {f.name for f in fields(Costs)}
 _BYTES = {"static", "activation", "held_between_I_and_W", "gradient", "message"}
 
 
+def profiles() -> list[str]:
+    """The names of the built-in cost profiles."""
+    return sorted(file.stem for file in _PROFILES.glob("*.toml"))
+
+
 def load_costs(path: str | Path) -> Costs:
-    """Costs from a `costs.toml` (the format is in docs/format.md).
+    """Costs from a `costs.toml` (the format is in docs/format.md), or a built-in profile by name.
 
     Raises: CostError, naming the file, the key and what it must be.
     """
     import tomllib
 
+    if str(path) in profiles() and not Path(path).exists():
+        path = _PROFILES / f"{path}.toml"
     try:
         data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
-        raise CostError(f"{path}: cannot be read: {error.strerror}") from None
+        known = "" if Path(path).suffix else f"; built-in profiles: {', '.join(profiles())}"
+        raise CostError(f"{path}: cannot be read: {error.strerror}{known}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise CostError(f"{path}: not TOML: {error}") from None
     try:
@@ -334,7 +357,7 @@ def load_costs(path: str | Path) -> Costs:
 def costs_from(data: Mapping[str, Any]) -> Costs:
     """Costs from the plain data of a `costs.toml`."""
     _known("key", data, _KEYS)
-    values: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data.items()}
+    values: dict[str, Any] = {k: _value(v) for k, v in data.items()}
     lane = values.get("lane")
     if lane is not None:
         if not isinstance(lane, Mapping):
@@ -345,13 +368,20 @@ def costs_from(data: Mapping[str, Any]) -> Costs:
     if not isinstance(sizes, Mapping):
         raise CostError(f"bytes is {sizes!r}; it must be a table [bytes]")
     _known("key of bytes", sizes, _BYTES)
-    sizes = {k: tuple(v) if isinstance(v, list) else v for k, v in sizes.items()}
+    sizes = {k: _value(v) for k, v in sizes.items()}
     if "held_between_I_and_W" in sizes:
         sizes["held"] = sizes.pop("held_between_I_and_W")
     values["bytes"] = Bytes(**sizes)
     if not isinstance(values.get("unit", ""), str):
         raise CostError(f'unit is {values["unit"]!r}; it must be a text such as "us"')
     return Costs(**values)
+
+
+def _value(given: Any) -> Any:
+    """A list as a tuple, `{ cycle = [...] }` as a Cycle, anything else as it is."""
+    if isinstance(given, Mapping) and set(given) == {"cycle"} and isinstance(given["cycle"], list):
+        return Cycle(given["cycle"])
+    return tuple(given) if isinstance(given, list) else given
 
 
 def _known(what: str, given: Mapping[str, Any], known: set[str]) -> None:

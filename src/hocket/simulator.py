@@ -24,6 +24,10 @@ def simulate(schedule: Schedule, costs: Costs = UNIT, *, blocking: bool = False)
 
     Raises: ScheduleError where the schedule cannot run, CostError where the costs do not fit.
     """
+    if costs.share != 1 and len(schedule.queues) > schedule.p:
+        from hocket.contention import simulate_shared
+
+        return simulate_shared(schedule, costs)
     g = graph(schedule, blocking=blocking or costs.lane is not None)
     table = CostTable(costs, schedule)
     work = table.work()

@@ -190,7 +190,8 @@ def compare(competitors: Sequence[tuple[str, Schedule | str]], costs: Costs) -> 
 def _row(label: str, schedule: Schedule, costs: Costs) -> Row:
     v = max(1, schedule.placement.n_stages // schedule.p)
     slices = schedule.placement.slices
-    timeline = simulate(schedule, costs.split(v, slices))
+    phased = len(schedule.queues) > schedule.p  # such costs are given phase by phase
+    timeline = simulate(schedule, costs.split(1 if phased else v, slices))
     flight = max(r.peak_in_flight for r in timeline.ranks) / v / slices
     return Row(
         schedule=label,

@@ -1,0 +1,145 @@
+"""The timeline where a rank's computation slows while its other streams are busy.
+
+Imports graph, costs, timeline, checker. Event driven: durations depend on what overlaps.
+"""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+from typing import Any
+
+import numpy as np
+
+from hocket.checker import check
+from hocket.costs import Costs, CostTable, Number, Ticks
+from hocket.errors import CostError
+from hocket.graph import Graph, graph
+from hocket.ir import Array, Schedule
+from hocket.timeline import Timeline
+
+
+def simulate_shared(schedule: Schedule, costs: Costs, *, fragment: bool = False) -> Timeline:
+    """The timeline in which a rank's compute queue slows while another of its queues is busy.
+
+    Work takes `costs.share` times as long meanwhile; every slot starts as early as it can. Exact
+    for whole numbers and fractions; with share 1 it equals `simulate`. fragment: the order is a
+    piece of a schedule; what it needs and does not hold has ended before it starts.
+
+    Raises: ScheduleError where the schedule cannot run, CostError where the costs do not fit.
+    """
+    if costs.lane is not None and costs.share != 1:
+        raise CostError("share and lane together: a lane's transfers have no queue to share; "
+                        "leave one out")  # fmt: skip
+    g, table = graph(schedule), CostTable(costs, schedule)
+    before, after = table.lanes()
+    slot = schedule.slot_of_action[g.first_action]
+    durations = (before + table.work() + after)[slot]
+    delays = table.delays(g.source, g.crosses)
+    share = costs.share if table.ticks.exact else float(costs.share)
+    times = _Events(g, durations.tolist(), delays.tolist(), share).run()
+    if times is None or (g.missing and not fragment):
+        check(schedule).raise_if_bad()
+    assert times is not None, "a fragment that waits for itself"
+    start, end = times
+    ticks, (start, end, before, after, delays) = _in_ticks(
+        table.ticks, (start, end, before.tolist(), after.tolist(), delays.tolist())
+    )
+    node, own = g.node_of_action, schedule.slot_of_action
+    return Timeline(
+        schedule=schedule, graph=g, start=start[node] + before[own], end=end[node] - after[own],
+        before=before, after=after, delays=delays, ticks=ticks, unit=costs.unit, bytes=costs.bytes,
+    )  # fmt: skip
+
+
+def _in_ticks(ticks: Ticks, columns: tuple[list[Any], ...]) -> tuple[Ticks, tuple[Array, ...]]:
+    """Times as arrays of the coarsest ticks that hold them exactly; floats where none do."""
+    if ticks.exact:
+        scale = math.lcm(*(x.denominator for column in columns for x in column))
+        largest = max((abs(x) for column in columns for x in column), default=0)
+        if ticks.scale * scale * max(largest, 1) < 2**62:
+            made = Ticks(ticks.scale * scale, exact=True)
+            return made, tuple(np.array([int(x * scale) for x in c], np.int64) for c in columns)
+    return Ticks(1, exact=False), tuple(
+        np.array([float(x) / ticks.scale for x in column], dtype=np.float64) for column in columns
+    )
+
+
+class _Events:
+    """State of one run: what each chain of nodes does now, and how much of it is left."""
+
+    def __init__(self, g: Graph, durations: list[Any], delays: list[Any], share: Number) -> None:
+        s = g.schedule
+        self.g, self.durations, self.delays, self.share = g, durations, delays, share
+        self.chains = g.chains.tolist()
+        self.cursor = self.chains[:-1]
+        first = g.first_action[np.minimum(self.cursor, max(g.n_nodes - 1, 0))]
+        queues = [s.queues[q] for q in s.queue_of_slot[s.slot_of_action[first]].tolist()]
+        self.rank = [q.rank for q in queues]
+        self.computes = [q.stream == "" for q in queues]
+        self.needs, self.starts = g.needs.tolist(), g.need_starts.tolist()
+        self.start: list[Any] = [0] * g.n_nodes
+        self.end: list[Any] = [None] * g.n_nodes
+        self.left: dict[int, Any] = {}  # work left of the running node of each busy chain
+
+    def run(self) -> tuple[list[Any], list[Any]] | None:
+        """Start and end of each node; None where some can never start."""
+        now: Any = 0
+        while True:
+            wakes = self._start(now)
+            if not self.left and not wakes:
+                break
+            busy = {self.rank[c] for c in self.left if not self.computes[c]}
+            slow = {c: self.share if self.computes[c] and self.rank[c] in busy else 1
+                    for c in self.left}  # fmt: skip
+            ends = {c: now + left * slow[c] for c, left in self.left.items()}
+            then = min([*ends.values(), *wakes])
+            for c, end in ends.items():
+                if end == then:
+                    del self.left[c]
+                    self._finish(c, then)
+                else:
+                    self.left[c] -= _ratio(then - now, slow[c])
+            now = then
+        return None if None in self.end else (self.start, self.end)
+
+    def _start(self, now: Any) -> list[Any]:
+        """Starts all that can start now; returns when messages for idle chains arrive later."""
+        moving, wakes = True, []
+        while moving:
+            moving, wakes = False, []
+            for c, (node, last) in enumerate(zip(self.cursor, self.chains[1:], strict=True)):
+                if node == last or c in self.left:
+                    continue
+                ready = self._ready(node)
+                if ready is None:
+                    continue
+                if ready > now:
+                    wakes.append(ready)
+                    continue
+                self.start[node] = now
+                self.left[c] = self.durations[node]
+                if self.durations[node] == 0:
+                    del self.left[c]
+                    self._finish(c, now)
+                    moving = True
+        return wakes
+
+    def _finish(self, chain: int, now: Any) -> None:
+        self.end[self.cursor[chain]] = now
+        self.cursor[chain] += 1
+
+    def _ready(self, node: int) -> Any:
+        """When all that a node needs is there; None while something has not ended."""
+        ready: Any = 0
+        for e in range(self.starts[node], self.starts[node + 1]):
+            end = self.end[self.needs[e]]
+            if end is None:
+                return None
+            ready = max(ready, end + self.delays[e])
+        return ready
+
+
+def _ratio(a: Number, b: Number) -> Number:
+    """a / b, exact where both are."""
+    return a / b if isinstance(a, float) or isinstance(b, float) else Fraction(a) / Fraction(b)
