@@ -337,13 +337,15 @@ def _crossed(schedule: Schedule) -> list[Problem]:
     """Channels without tags on which the k-th send is not the k-th receive."""
     where = _Where(schedule)
     index = Index(schedule)
+    queues = schedule.queues
     out = []
     for (sender, receiver), (sends, receives) in _channels(schedule, index).items():
         for k, (s, r) in enumerate(zip(sends, receives, strict=False)):
             if _partner(index, s) != r:
                 text = (
-                    f"{where.place(r)}: message {k} from rank {sender} to rank {receiver} is "
-                    f"{where.action(s)} ({where.place(s)}), but {where.action(r)} receives it; "
+                    f"{where.place(r)}: message {k} from rank {queues[sender]} to rank "
+                    f"{queues[receiver]} is {where.action(s)} ({where.place(s)}), but "
+                    f"{where.action(r)} receives it; "
                     "without tags the two are swapped silently: receive in the order of the sends"
                 )
                 out.append(where.problem(r, text))
@@ -369,17 +371,20 @@ def _partner(index: Index, message: int) -> int:
 def _channels(
     schedule: Schedule, index: Index
 ) -> dict[tuple[int, int], tuple[list[int], list[int]]]:
-    """Sends and receives of each (from rank, to rank), in the order they stand."""
-    rank = schedule.rank_of_queue[schedule.queue_of_slot[schedule.slot_of_action]]
+    """Sends and receives of each (from queue, to queue), in the order they stand.
+
+    Queues of one rank have channels of their own: what stands in two of them has no order.
+    """
+    queue = schedule.queue_of_slot[schedule.slot_of_action]
     channels: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
     sends = np.flatnonzero((index.kinds == Kind.SEND_F) | (index.kinds == Kind.SEND_B))
     partner = {}
     for s in sends.tolist():
         r = _partner(index, s)
         partner[r] = s
-        channels.setdefault((int(rank[s]), int(rank[r])), ([], []))[0].append(s)
+        channels.setdefault((int(queue[s]), int(queue[r])), ([], []))[0].append(s)
     for r in sorted(partner):
-        channels[int(rank[partner[r]]), int(rank[r])][1].append(r)
+        channels[int(queue[partner[r]]), int(queue[r])][1].append(r)
     return channels
 
 
