@@ -100,8 +100,8 @@ def test_compare_takes_names_with_options(capsys):
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        (["show", "1f1bb", "-p", 4, "-m", 4], 2,
-         "there is no schedule '1f1bb'; did you mean 1f1b or eager-1f1b?"),
+        (["show", "looped-bsf", "-p", 4, "-m", 4], 2,
+         "there is no schedule 'looped-bsf'; did you mean looped-bfs?"),
         (["show", "1f1b", "-p", 4], 2, "1f1b needs the number of microbatches: give -m"),
         (["show", "1f1b", "-p", 0, "-m", 4], 2, "p is 0; it must be 1 or more"),
         (["show", "1f1b", "-p", 4, "-m", 4, "-v", 2], 2,

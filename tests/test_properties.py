@@ -10,7 +10,7 @@ from hocket import Costs, build, check, dumps, loads, simulate
 from hocket.bounds import lower_bounds
 from hocket.errors import UsageError
 from hocket.lower import insert_communication, strip_communication
-from hocket.schedules import entries
+from hocket.schedules import closed_form, entries, settings_of
 from hocket.text import as_json, from_json
 
 NAMES = [e.name for e in entries()]
@@ -219,3 +219,23 @@ def test_chimera_holds_at_most_its_limit_and_mirrors_its_paths(p, m, pairs):
     limit = p + (p // (4 * pipes) if m > 2 * p else 0)
     assert max(r.peak_in_flight for r in simulate(s).ranks) <= limit
     assert s.placement.weight_copies == pipes
+
+
+@quick
+@given(st.data())
+def test_every_published_formula_holds_wherever_it_says_it_applies(data):
+    entry = data.draw(st.sampled_from([e for e in entries() if e.formula]))
+    p, m, v = (
+        data.draw(st.integers(1, 8)),
+        data.draw(st.integers(1, 24)),
+        data.draw(st.integers(1, 4)),
+    )
+    settings_ = settings_of(entry, p, m, v if entry.takes_v else None, {})
+    assume(not entry.broken(settings_))
+    f, i, w = data.draw(cost), data.draw(cost), data.draw(st.integers(0, 30))
+    fb = data.draw(st.sampled_from(["sum", "max"]) | st.integers(1, 60))
+    costs = Costs(F=f, I=i, W=w, FB=fb, latency=data.draw(st.integers(0, 4)))
+    value = closed_form(entry, settings_, costs)
+    assume(value is not None)
+    t = simulate(build(entry.name, p=p, m=m, v=v if entry.takes_v else None), costs)
+    assert getattr(t, entry.formula.metric) == value

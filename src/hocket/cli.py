@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from hocket.costs import Costs
     from hocket.ir import Schedule
     from hocket.schedules import Entry
+    from hocket.summary import Competitor
     from hocket.timeline import Timeline
 
 _SCHEDULE_HELP = "a name from `hocket list`, name:key=value,..., or a .sched file"
@@ -152,13 +154,19 @@ def _schedule(args: argparse.Namespace) -> Schedule:
 def _built(name: str, args: argparse.Namespace, options: dict[str, Any]) -> Schedule:
     from hocket.schedules import build
 
+    size = _sizes(name, args, options)
+    return build(name, **size, **options)
+
+
+def _sizes(name: str, args: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]:
+    """p, m and v from the flags, or taken out of the options."""
     size = {"p": args.p, "m": args.m, "v": args.v} | {
         k: options.pop(k) for k in ("p", "m", "v") if k in options
     }
     for key, what in (("p", "ranks"), ("m", "microbatches")):
         if size[key] is None:
             raise UsageError(f"{name} needs the number of {what}: give -{key}")
-    return build(name, **size, **options)
+    return size
 
 
 def _from_file(args: argparse.Namespace) -> Schedule:
@@ -219,6 +227,10 @@ def _list(args: argparse.Namespace) -> int:
         print(f"    stages per rank: {stages}; weights: {entry.weights}{options}")
         if entry.rules:
             print(f"    needs: {'; '.join(rule.text for rule in entry.rules)}")
+        if entry.formula:
+            print(f"    {entry.formula.metric}: {entry.formula.text}  ({entry.formula.range})")
+        if entry.use:
+            print(f"    use: {entry.use}")
         print(f"    source: {entry.source}")
     return 0
 
@@ -235,6 +247,10 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
         "options": entry.options,
         "needs": [rule.text for rule in entry.rules],
         "weights": entry.weights,
+        "use": entry.use,
+        "formula": None
+        if entry.formula is None
+        else {k: getattr(entry.formula, k) for k in ("metric", "text", "range")},
         "source": entry.source,
     }
 
@@ -333,39 +349,56 @@ def _numbers(text: str) -> list[int]:
 def _compare(args: argparse.Namespace) -> int:
     from hocket.summary import compare
 
-    table = compare(_competitors(args), _costs(args))
+    competitors, left_out = _competitors(args)
+    table = compare(competitors, _costs(args), left_out)
     if args.json:
         return _print_json(table.as_json())
     print(table)
     return 0
 
 
-def _competitors(args: argparse.Namespace) -> list[tuple[str, Schedule | str]]:
-    """(label, schedule, or why it is left out) for each word, or for every registered name."""
+def _competitors(args: argparse.Namespace) -> tuple[list[Competitor], list[tuple[str, str]]]:
+    """What to compare: the words, or every registered name; and what does not fit, and why."""
     from hocket.schedules import entries
+    from hocket.summary import Competitor
 
     if args.names:
         args.option = []
-        out: list[tuple[str, Schedule | str]] = []
+        out = []
         for word in args.names:
             args.schedule = word
-            out.append((word, _schedule(args)))
-        return out
-    return [(entry.name, _fitting(entry, args)) for entry in entries()]
-
-
-def _fitting(entry: Entry, args: argparse.Namespace) -> Schedule | str:
-    """The schedule at these sizes, v where it takes one; the refusal where it does not fit."""
-    sizes = argparse.Namespace(p=args.p, m=args.m, v=args.v if entry.takes_v else None)
-    if sizes.p is None or sizes.m is None:
+            file = _is_file(word)
+            out.append(Competitor(word, _from_file(args)) if file else _competitor(word, args))
+        return out, []
+    if args.p is None or args.m is None:
         raise UsageError("compare needs -p and -m")
-    try:
-        schedule = _built(entry.name, sizes, {})
-    except UsageError as error:
-        return str(error)
-    if len(schedule.queues) > schedule.p:
-        return f"{entry.name} takes costs by phase; name it to compare it"
-    return schedule
+    fitting, left_out = [], []
+    for entry in entries():
+        sizes = argparse.Namespace(p=args.p, m=args.m, v=args.v if entry.takes_v else None)
+        try:
+            competitor = _competitor(entry.name, sizes)
+        except UsageError as error:
+            left_out.append((entry.name, str(error)))
+            continue
+        if any(queue.stream for queue in competitor.schedule.queues):
+            why = f"{entry.name} cuts stages into phases on two queues; name it to compare it"
+            left_out.append((entry.name, why))
+        else:
+            fitting.append(competitor)
+    return fitting, left_out
+
+
+def _competitor(word: str, args: argparse.Namespace) -> Competitor:
+    """A named schedule with its formula."""
+    from hocket.schedules import build, closed_form, entry, settings_of
+    from hocket.summary import Competitor
+
+    name, options = _named(word)
+    size = _sizes(name, args, options)
+    found = entry(name)
+    settings = settings_of(found, size["p"], size["m"], size["v"], options)
+    formula = None if found.formula is None else partial(closed_form, found, settings)
+    return Competitor(word, build(name, **size, **options), formula)
 
 
 def _demo(args: argparse.Namespace) -> int:

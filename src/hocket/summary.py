@@ -5,7 +5,7 @@ Imports timeline, bounds, costs, render.compare; holds no rule of its own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple
 
@@ -14,7 +14,7 @@ from hocket.costs import Bytes, Costs, Number
 from hocket.ir import Schedule
 from hocket.render.compare import format_time, table
 from hocket.simulator import simulate
-from hocket.timeline import CAUSES, PHASES, RankSummary, Timeline
+from hocket.timeline import PHASES, RankSummary, Timeline
 
 _PATH_SHOWN = 24
 
@@ -125,8 +125,22 @@ def _gap_lines(timeline: Timeline) -> list[str]:
 # --- compare -----------------------------------------------------------------------------------
 
 
+class Competitor(NamedTuple):
+    """One schedule to compare, with its published formula if there is one.
+
+    `formula` gives the value under costs per stage, None where it does not apply.
+    """
+
+    label: str
+    schedule: Schedule
+    formula: Callable[[Costs], Number | None] | None = None
+
+
 class Row(NamedTuple):
-    """One schedule of a comparison; in_flight in microbatches of 1/p of the model."""
+    """One schedule of a comparison; in_flight in microbatches of 1/p of the model.
+
+    formula: the published closed form's value, "does not apply", or None if there is none.
+    """
 
     schedule: str
     v: int
@@ -136,6 +150,7 @@ class Row(NamedTuple):
     in_flight: float
     peak_bytes: float
     weights: float
+    formula: Number | str | None
 
 
 class Comparison(NamedTuple):
@@ -158,43 +173,43 @@ class Comparison(NamedTuple):
         rows = [
             {
                 "schedule": r.schedule, "v": r.v, "makespan": r.makespan, "span": r.span,
-                "bubble": f"{r.bubble_ratio:.1%}", "in flight": r.in_flight,
-                "bytes": r.peak_bytes, "weights": f"{r.weights:g}x",
+                "formula": r.formula, "bubble": f"{r.bubble_ratio:.1%}",
+                "in flight": r.in_flight, "bytes": r.peak_bytes, "weights": f"{r.weights:g}x",
             }
             for r in self.rows
         ]  # fmt: skip
-        columns = ["schedule", "v", "makespan", "span", "bubble", "in flight", "bytes", "weights"]
-        if not self.has_bytes:
-            columns.remove("bytes")
+        columns = ["schedule", "v", "makespan", "span", "formula", "bubble", "in flight"]
+        columns += ["bytes", "weights"] if self.has_bytes else ["weights"]
         unit = f" in {self.unit}" if self.unit else ""
         notes = [
             f"times{unit}; costs are those of 1/p of the model, a stage of v takes 1/v of them;",
-            "in flight: the fullest rank, in microbatches of 1/p of the model",
+            "in flight: the fullest rank, in microbatches of 1/p of the model;",
+            "formula: the published closed form (for zb-h2 of the span), where it applies",
         ]
         notes += [f"left out: {why}" for _, why in self.left_out]
         return "\n".join([table(rows, columns), "", *notes])
 
 
-def compare(competitors: Sequence[tuple[str, Schedule | str]], costs: Costs) -> Comparison:
+def compare(
+    competitors: Sequence[Competitor], costs: Costs, left_out: Sequence[tuple[str, str]] = ()
+) -> Comparison:
     """Every schedule under the same costs of 1/p of the model, best makespan first."""
-    rows, left_out = [], []
-    for label, schedule in competitors:
-        if isinstance(schedule, str):
-            left_out.append((label, schedule))
-        else:
-            rows.append(_row(label, schedule, costs))
-    rows.sort(key=lambda r: (r.makespan, r.weights, r.in_flight, r.schedule))
-    return Comparison(rows, left_out, costs.unit, costs.bytes != Bytes())
+    rows = sorted(
+        (_row(c, costs) for c in competitors),
+        key=lambda r: (r.makespan, r.weights, r.in_flight, r.schedule),
+    )
+    return Comparison(rows, list(left_out), costs.unit, costs.bytes != Bytes())
 
 
-def _row(label: str, schedule: Schedule, costs: Costs) -> Row:
+def _row(competitor: Competitor, costs: Costs) -> Row:
+    schedule = competitor.schedule
     v = max(1, schedule.placement.n_stages // schedule.p)
     slices = schedule.placement.slices
-    phased = len(schedule.queues) > schedule.p  # such costs are given phase by phase
-    timeline = simulate(schedule, costs.split(1 if phased else v, slices))
+    costs = costs.split(v, slices)
+    timeline = simulate(schedule, costs)
     flight = max(r.peak_in_flight for r in timeline.ranks) / v / slices
     return Row(
-        schedule=label,
+        schedule=competitor.label,
         v=v,
         makespan=timeline.makespan,
         span=timeline.span,
@@ -202,7 +217,15 @@ def _row(label: str, schedule: Schedule, costs: Costs) -> Row:
         in_flight=flight,
         peak_bytes=max(r.peak_bytes for r in timeline.ranks),
         weights=schedule.placement.weight_copies,
+        formula=_formula(competitor, costs),
     )
 
 
-__all__ = ["CAUSES", "Comparison", "Row", "as_json", "as_text", "bound_of", "compare"]
+def _formula(competitor: Competitor, costs: Costs) -> Number | str | None:
+    if competitor.formula is None:
+        return None
+    value = competitor.formula(costs)
+    return "does not apply" if value is None else value
+
+
+__all__ = ["Comparison", "Competitor", "Row", "as_json", "as_text", "bound_of", "compare"]

@@ -12,7 +12,7 @@ from hocket.errors import UsageError
 from hocket.render.grid import grid
 from hocket.schedules import build, entries
 from hocket.simulator import simulate
-from hocket.summary import compare
+from hocket.summary import Competitor, compare
 from hocket.trace import write_trace
 
 # A four-rank cut measured in microseconds and megabytes, with blocking transfers.
@@ -33,14 +33,14 @@ def tour(folder: Path) -> int:
     built = []
     for entry in entries():
         try:
-            built.append((entry.name, build(entry.name, p=p, m=m)))
+            built.append(Competitor(entry.name, build(entry.name, p=p, m=m)))
         except UsageError as error:
             print(f"left out: {error}")
     print(compare(built, COSTS))
     print("\nzb-h1, one column a fixed time (hocket show zb-h1 -p 4 -m 8):\n")
     print(grid(simulate(build("zb-h1", p=p, m=m))))
     folder.mkdir(parents=True, exist_ok=True)
-    for name, schedule in built:
+    for name, schedule, _ in built:
         v = schedule.placement.n_stages // p
         write_trace(simulate(schedule, COSTS.split(v)), str(folder / f"{name}.pftrace"))
     print(f"\n{len(built)} traces in {folder}/: open one at ui.perfetto.dev")

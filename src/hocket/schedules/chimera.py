@@ -29,6 +29,7 @@ _PACES = (_EVEN, Costs(F=2, I=1, W=2))
         ),
     ),
     weights="one copy a pipe",
+    use="Few microbatches (m near p) and weights that fit twice; not for large m.",
 )
 def chimera(p: int, m: int, *, pipes: int = 2, limit: int | None = None) -> Schedule:
     """1F1B in `pipes` directions at once: half the bubble of 1F1B with two copies of the weights.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -20,7 +20,12 @@ from hocket.ir import (
     run,
     vshape,
 )
-from hocket.schedules.registry import register
+from hocket.schedules.registry import Formula, register
+
+
+def _lost(k: int, F: Any, I: Any, W: Any, FB: Any) -> Any:
+    """What k ranks of warm-up cost beyond the fused pairs."""
+    return max(k * F, k * I - F) + k * (FB - W - min(I, W))
 
 
 @register(
@@ -32,6 +37,15 @@ from hocket.schedules.registry import register
         ("m >= 2p", lambda p, m: m >= 2 * p),
     ),
     weights="2x",
+    use="MoE models where F and B of different microbatches really overlap, and weights fit twice.",
+    formula=Formula(
+        "(p + 1)(F + B) + (m - p - 1)FB + max(kF, kI - F) + k(FB - W - min(I, W)), k = p/2 - 1",
+        "no latency, FB >= max(F, B)",
+        lambda F, B, FB, latency: latency == 0 and max(F, B) <= FB,
+        lambda p, m, F, I, W, B, FB: (
+            (p + 1) * (F + B) + (m - p - 1) * FB + _lost(p // 2 - 1, F, I, W, FB)
+        ),
+    ),
 )
 def dualpipe(p: int, m: int) -> Schedule:
     """Two copies of the model from both ends, so that a forward always meets a backward to hide.
@@ -67,6 +81,15 @@ def dualpipe(p: int, m: int) -> Schedule:
     "dualpipev.py",
     rules=(("m >= 2p", lambda p, m: m >= 2 * p),),
     stages_per_rank=2,
+    use="DualPipe's overlap with weights held once; zb-v is better where nothing overlaps.",
+    formula=Formula(
+        "(2p + 1)(f + b) + (2m - 2p - 1)fb + max(kf, ki - f) + k(fb - w - min(i, w)), k = p - 1",
+        "no latency, fb >= max(f, b)",
+        lambda F, B, FB, latency: latency == 0 and max(F, B) <= FB,
+        lambda p, m, F, I, W, B, FB: (
+            (2 * p + 1) * (F + B) + (2 * m - 2 * p - 1) * FB + _lost(p - 1, F, I, W, FB)
+        ),
+    ),
 )
 def dualpipev(p: int, m: int) -> Schedule:
     """DualPipe cut in half: the way back runs on the same ranks, so weights are held once.

@@ -5,10 +5,20 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.ir import Kind, Schedule, join, linear, run
-from hocket.schedules.registry import register
+from hocket.schedules.registry import Formula, register
 
 
-@register("gpipe", source="Huang et al., GPipe, arXiv 1811.06965, figure 2c")
+@register(
+    "gpipe",
+    source="Huang et al., GPipe, arXiv 1811.06965, figure 2c",
+    use="Only as the baseline: the bubble of 1F1B with every microbatch in memory.",
+    formula=Formula(
+        "(m + p - 1)(F + B) + 2(p - 1) latency",
+        "everywhere",
+        lambda: True,
+        lambda p, m, F, B, latency: (m + p - 1) * (F + B) + 2 * (p - 1) * latency,
+    ),
+)
 def gpipe(p: int, m: int) -> Schedule:
     """All forwards, then all backwards in microbatch order.
 

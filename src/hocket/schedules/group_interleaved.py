@@ -17,6 +17,7 @@ from hocket.schedules.registry import register
             lambda p, group: group is None or (p + 1) // 2 <= group <= p,
         ),
     ),
+    use="Interleaving under a tight memory limit, with split backwards.",
 )
 def group_interleaved(p: int, m: int, *, v: int = 2, group: int | None = None) -> Schedule:
     """Interleaved with split backwards and only as much warm-up as its dependencies need.

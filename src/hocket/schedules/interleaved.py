@@ -6,7 +6,7 @@ import numpy as np
 
 from hocket.graph import runs
 from hocket.ir import Array, Kind, Line, Schedule, alternate, cut, encode, fuse, join, lay, looped
-from hocket.schedules.registry import register
+from hocket.schedules.registry import Formula, register
 from hocket.schedules.zero_bubble import delayed
 
 
@@ -25,6 +25,13 @@ def _group_fits(p: int, m: int, group: int | None) -> bool:
             "with m mod group either 0 or at least p",
             _group_fits,
         ),
+    ),
+    use="The default for many ranks and few microbatches: v times less bubble than 1F1B.",
+    formula=Formula(
+        "(mv + p - 1)(f + b), f and b of one stage",
+        "no latency, m >= p",
+        lambda p, m, latency: latency == 0 and m >= p,
+        lambda p, m, v, F, B: (m * v + p - 1) * (F + B),
     ),
 )
 def interleaved(p: int, m: int, *, v: int = 2, group: int | None = None) -> Schedule:
@@ -62,6 +69,15 @@ def interleaved(p: int, m: int, *, v: int = 2, group: int | None = None) -> Sche
     source="NVIDIA Megatron-LM, combined 1F1B of MoE models (overlap of expert communication)",
     rules=(("a group of at least min(p, m) and at most m microbatches, "
             "with m mod group either 0 or at least p", _group_fits),),
+    use="MoE models with several stages a rank: hides expert communication under the other pass.",
+    formula=Formula(
+        "pv(f + b) + (mv - p(v - 1) - 1)fb, times of one stage",
+        "no latency, m a multiple of p, groups of p, fb >= max(f, b)",
+        lambda p, m, group, F, B, FB, latency: (
+            latency == 0 and m % p == 0 and group in (None, p) and max(F, B) <= FB
+        ),
+        lambda p, m, v, F, B, FB: p * v * (F + B) + (m * v - p * (v - 1) - 1) * FB,
+    ),
 )  # fmt: skip
 def interleaved_overlap(p: int, m: int, *, v: int = 2, group: int | None = None) -> Schedule:
     """Interleaved with one more forward of warm-up, so that F and B of the steady part can fuse.
@@ -99,7 +115,17 @@ def _overlapped(p: int, m: int, v: int, sizes: list[int]) -> Schedule:
     return Schedule.from_lines("interleaved-overlap", looped(p, m, v), lines)
 
 
-@register("looped-bfs", source="Lamy-Poirier, Breadth-first pipeline parallelism, arXiv 2211.05953")
+@register(
+    "looped-bfs",
+    source="Lamy-Poirier, Breadth-first pipeline parallelism, arXiv 2211.05953",
+    use="Where weights are gathered for each pass (sharded data parallel): each stage once a pass.",
+    formula=Formula(
+        "(mv + p - 1)(f + b), f and b of one stage",
+        "no latency, m >= p",
+        lambda p, m, latency: latency == 0 and m >= p,
+        lambda p, m, v, F, B: (m * v + p - 1) * (F + B),
+    ),
+)
 def looped_bfs(p: int, m: int, *, v: int = 2) -> Schedule:
     """All forwards stage by stage, then all backwards stage by stage, microbatches reversed.
 
@@ -125,7 +151,15 @@ def looped_bfs(p: int, m: int, *, v: int = 2) -> Schedule:
 
 
 @register("interleaved-zb", source="torch.distributed.pipelining, ScheduleInterleavedZeroBubble; "
-          "after Qi et al., arXiv 2401.10241")  # fmt: skip
+          "after Qi et al., arXiv 2401.10241",
+    use="The shortest step at little latency, in the memory of 1F1B; v times its messages.",
+    formula=Formula(
+        "mv(f + i + w) + (p - 1)(f + i - w), times of one stage",
+        "no latency, m a multiple of p, w <= min(f, i)",
+        lambda p, m, F, I, W, latency: latency == 0 and m % p == 0 and min(F, I) >= W,
+        lambda p, m, v, F, I, W: m * v * (F + I + W) + (p - 1) * (F + I - W),
+    ),
+)  # fmt: skip
 def interleaved_zb(p: int, m: int, *, v: int = 2) -> Schedule:
     """Interleaved with the short warm-up and delayed weight gradients: the memory of 1F1B.
 

@@ -7,10 +7,20 @@ from dataclasses import replace
 import numpy as np
 
 from hocket.ir import Kind, Line, Schedule, alternate, cut, fuse, join, linear, run
-from hocket.schedules.registry import register
+from hocket.schedules.registry import Formula, register
 
 
-@register("1f1b", source="Narayanan et al., PipeDream-flush, arXiv 2006.09503, figure 2b; DAPPLE")
+@register(
+    "1f1b",
+    source="Narayanan et al., PipeDream-flush, arXiv 2006.09503, figure 2b; DAPPLE",
+    use="The default where the backward is not split: least memory, one message each way.",
+    formula=Formula(
+        "(m + p - 1)(F + B)",
+        "no latency",
+        lambda latency: latency == 0,
+        lambda p, m, F, B: (m + p - 1) * (F + B),
+    ),
+)
 def one_f_one_b(p: int, m: int) -> Schedule:
     """One forward, one backward in turn, after p - 1 - r forwards on rank r.
 
@@ -30,7 +40,17 @@ def one_f_one_b(p: int, m: int) -> Schedule:
     return Schedule.from_lines("1f1b", linear(p, m), lines)
 
 
-@register("eager-1f1b", source="Zhuang et al., arXiv 2211.05322, section 4 (Alpa)")
+@register(
+    "eager-1f1b",
+    source="Zhuang et al., arXiv 2211.05322, section 4 (Alpa)",
+    use="Where messages are slow: it hides their latency for about twice the memory of 1F1B.",
+    formula=Formula(
+        "(m + p - 1)(F + B) + 2(p - 1) latency",
+        "latency <= min(F, B)",
+        lambda F, B, latency: latency <= min(F, B),
+        lambda p, m, F, B, latency: (m + p - 1) * (F + B) + 2 * (p - 1) * latency,
+    ),
+)
 def eager(p: int, m: int) -> Schedule:
     """1F1B with twice the warm-up, which hides the latency of messages.
 
@@ -51,7 +71,14 @@ def eager(p: int, m: int) -> Schedule:
 
 
 @register("1f1b-overlap", source="1F1B with batch-level overlap, as in MoE training practice; "
-          "Victarry, PP-Schedule-Visualization")  # fmt: skip
+          "Victarry, PP-Schedule-Visualization",
+    use="Where a fused F+B is much shorter than its parts, as in MoE models; twice 1F1B's memory.",
+    formula=Formula(
+        "p(F + B) + (m - 1)FB", "no latency, m >= 2p - 1, FB >= max(F, B)",
+        lambda p, m, F, B, FB, latency: latency == 0 and m >= 2 * p - 1 and max(F, B) <= FB,
+        lambda p, m, F, B, FB: p * (F + B) + (m - 1) * FB,
+    ),
+)  # fmt: skip
 def overlap(p: int, m: int) -> Schedule:
     """Eager 1F1B with one more forward of warm-up, so that each F and B of the steady part fuse.
 
@@ -80,6 +107,13 @@ def overlap(p: int, m: int) -> Schedule:
     "seq1f1b",
     source="Sun et al., Seq1F1B, arXiv 2406.03488, section 3.2",
     rules=(("slices of 1 or more", lambda slices: slices >= 1),),
+    use="Long sequences: memory and bubble shrink with the number of slices.",
+    formula=Formula(
+        "(m slices + p - 1)(f + b), f and b of one slice",
+        "no latency, slices that cost the same",
+        lambda latency: latency == 0,
+        lambda p, m, slices, F, B: (m * slices + p - 1) * (F + B),
+    ),
 )
 def seq1f1b(p: int, m: int, *, slices: int = 2) -> Schedule:
     """1F1B over slices of each sequence: less bubble and less memory for long sequences.

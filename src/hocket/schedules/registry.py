@@ -1,6 +1,6 @@
 """The registry of schedule generators: names, constraints, options, and `build`.
 
-Imports ir and errors; the generators themselves are imported when first asked for.
+Imports ir, costs and errors; the generators themselves are imported when first asked for.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from functools import cache, cached_property
 from importlib import import_module
 from typing import Any, NamedTuple
 
+from hocket.costs import Costs, Number, fused_rule
 from hocket.errors import UsageError
 from hocket.ir import Schedule
 
@@ -27,6 +28,20 @@ class Rule(NamedTuple):
     holds: Callable[..., bool]
 
 
+class Formula(NamedTuple):
+    """A published closed form: how it is written, where it holds, the test and the value.
+
+    `when` and `value` take any of p, m, v, the options, and the times of equal stages F, I, W,
+    B, FB and latency, by name. metric: "makespan" or "span".
+    """
+
+    text: str
+    range: str
+    when: Callable[..., bool]
+    value: Callable[..., Any]
+    metric: str = "makespan"
+
+
 @dataclass(frozen=True)
 class Entry:
     """One registered schedule."""
@@ -37,6 +52,8 @@ class Entry:
     rules: tuple[Rule, ...]
     stages_per_rank: int
     weights: str
+    use: str
+    formula: Formula | None
 
     @cached_property
     def parameters(self) -> dict[str, Any]:
@@ -80,18 +97,28 @@ def register(
     rules: tuple[tuple[str, Callable[..., bool]], ...] = (),
     stages_per_rank: int = 1,
     weights: str = "1x",
+    use: str = "",
+    formula: Formula | None = None,
 ) -> Callable[[Generator], Generator]:
     """Registers a generator `make(p, m, *, v=..., option=...) -> Schedule` under a name.
 
     rules: (text, test) pairs; a test takes p, m and any of the options by name. stages_per_rank:
-    for generators without a parameter v. weights: copies of the weights, for people.
+    for generators without a parameter v. weights: copies of the weights; use: when to take it;
+    both for people. formula: the published closed form, if there is one.
     """
 
     def keep(make: Generator) -> Generator:
         if name in _entries:
             raise UsageError(f"a schedule named {name!r} is registered already")
         _entries[name] = Entry(
-            name, make, source, tuple(Rule(*r) for r in rules), stages_per_rank, weights
+            name,
+            make,
+            source,
+            tuple(Rule(*r) for r in rules),
+            stages_per_rank,
+            weights,
+            use,
+            formula,
         )
         return make
 
@@ -131,17 +158,20 @@ def build(name: str, *, p: int, m: int, v: int | None = None, **options: Any) ->
     allow: the rule, the values, and the nearest legal settings.
     """
     found = entry(name)
-    settings = _settings(found, p, m, v, options)
+    settings = settings_of(found, p, m, v, options)
     broken = found.broken(settings)
     if broken:
         raise UsageError(_refusal(found, settings, broken))
     return found.make(settings.pop("p"), settings.pop("m"), **settings)
 
 
-def _settings(
+def settings_of(
     found: Entry, p: int, m: int, v: int | None, options: dict[str, Any]
 ) -> dict[str, Any]:
-    """All settings of a call, defaults filled in, types checked."""
+    """All settings of a call, defaults filled in, types checked.
+
+    Raises: UsageError.
+    """
     for key, value in (("p", p), ("m", m), ("v", v)):
         if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
             raise UsageError(f"{key} is {value!r}; it must be a whole number")
@@ -164,9 +194,41 @@ def _settings(
     return settings
 
 
+def closed_form(found: Entry, settings: dict[str, Any], costs: Costs) -> Number | None:
+    """The value of a schedule's formula under costs of equal stages; None where it does not apply.
+
+    settings: p, m, v and the options, as `settings_of` gives them.
+    """
+    formula, times = found.formula, _equal_stages(costs)
+    if formula is None or times is None:
+        return None
+    known = {"v": found.stages_per_rank, **settings, **times}
+    return call(formula.value, known) if call(formula.when, known) else None
+
+
+def _equal_stages(costs: Costs) -> dict[str, Any] | None:
+    """Times by name, or None where stages differ or messages take more than a latency."""
+    per_stage: dict[str, Any] = {"F": costs.F, "I": costs.I, "W": costs.W, "B": costs.whole}
+    for name, value in per_stage.items():
+        distinct = set(value) if isinstance(value, tuple) else {value}
+        if len(distinct) > 1:
+            return None
+        per_stage[name] = distinct.pop()
+    if costs.lane is not None or costs.bandwidth is not None or costs.slice is not None:
+        return None
+    f, b = per_stage["F"], per_stage["B"]
+    rule, number = fused_rule(costs.FB)
+    fused = {"sum": f + b, "max": max(f, b), "scale": (f + b) * number, "number": number}
+    return {**per_stage, "FB": fused[rule], "latency": costs.latency}
+
+
+def call(function: Callable[..., Any], settings: dict[str, Any]) -> Any:
+    """The function's value, its parameters taken from the settings by name."""
+    return function(**{k: settings[k] for k in inspect.signature(function).parameters})
+
+
 def _holds(rule: Rule, settings: dict[str, Any]) -> bool:
-    wanted = inspect.signature(rule.holds).parameters
-    return bool(rule.holds(**{k: settings[k] for k in wanted}))
+    return bool(call(rule.holds, settings))
 
 
 def _refusal(found: Entry, settings: dict[str, Any], broken: list[Rule]) -> str:

@@ -5,12 +5,22 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.ir import Kind, Line, Schedule, alternate, cut, join, lay, linear, mbs_of, run, vshape
-from hocket.schedules.registry import register
+from hocket.schedules.registry import Formula, register
 
 _SOURCE = "Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241"
 
 
-@register("zb-h1", source=f"{_SOURCE}, section 2.1 and figure 3 (top)")
+@register(
+    "zb-h1",
+    source=f"{_SOURCE}, section 2.1 and figure 3 (top)",
+    use="Instead of 1F1B wherever the backward can be split: a third of its bubble, same memory.",
+    formula=Formula(
+        "m(F + I + W) + (p - 1)(F + I - W)",
+        "no latency, m >= p, W <= min(F, I)",
+        lambda p, m, F, I, W, latency: latency == 0 and m >= p and min(F, I) >= W,
+        lambda p, m, F, I, W: m * (F + I + W) + (p - 1) * (F + I - W),
+    ),
+)
 def zb_h1(p: int, m: int) -> Schedule:
     """1F1B with the weight gradients delayed to where a rank would wait: the memory of 1F1B.
 
@@ -36,7 +46,18 @@ def zb_h1(p: int, m: int) -> Schedule:
     return Schedule.from_lines("zb-h1", linear(p, m), lines)
 
 
-@register("zb-h2", source=f"{_SOURCE}, section 2.2 and figure 3 (bottom)")
+@register(
+    "zb-h2",
+    source=f"{_SOURCE}, section 2.2 and figure 3 (bottom)",
+    use="Where steps may overlap (optimiser validated afterwards) and twice the memory is there.",
+    formula=Formula(
+        "m(F + I + W) + (p - 1)(F + I - 2W)",
+        "no latency, m >= 2p - 1, W <= min(F, I)",
+        lambda p, m, F, I, W, latency: latency == 0 and m >= 2 * p - 1 and min(F, I) >= W,
+        lambda p, m, F, I, W: m * (F + I + W) + (p - 1) * (F + I - 2 * W),
+        metric="span",
+    ),
+)
 def zb_h2(p: int, m: int) -> Schedule:
     """Twice the warm-up of ZB-H1: no bubble within a rank's span, for twice the memory.
 
@@ -61,6 +82,13 @@ def zb_h2(p: int, m: int) -> Schedule:
     source="Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.15362, "
     "section 4 (V-ZB)",
     stages_per_rank=2,
+    use="Zero bubble without extra memory or weights, if F, I and W cost about the same.",
+    formula=Formula(
+        "f(6m + p - 1)",
+        "no latency, m >= 2p - 1, f = i = w",
+        lambda p, m, F, I, W, latency: latency == 0 and m >= 2 * p - 1 and F == I == W,
+        lambda p, m, F: F * (6 * m + p - 1),
+    ),
 )
 def zb_v(p: int, m: int) -> Schedule:
     """Zero bubble on a V: two stages a rank, there and back, with the memory of 1F1B.
