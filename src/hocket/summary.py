@@ -205,7 +205,8 @@ def _row(competitor: Competitor, costs: Costs) -> Row:
     schedule = competitor.schedule
     v = max(1, schedule.placement.n_stages // schedule.p)
     slices = schedule.placement.slices
-    costs = costs.split(v, slices)
+    phased = any(queue.stream for queue in schedule.queues)  # its costs are given by phase
+    costs = costs.split(1 if phased else v, slices)
     timeline = simulate(schedule, costs)
     flight = max(r.peak_in_flight for r in timeline.ranks) / v / slices
     return Row(
