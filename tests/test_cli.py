@@ -162,3 +162,22 @@ def test_sizes_that_contradict_the_file_are_refused(capsys, tmp_path):
 def test_no_command_prints_help_and_exits_2(capsys):
     status, out, _ = _run(capsys)
     assert status == 2 and "simulate" in out
+
+
+def test_a_function_of_ones_own_is_a_schedule(capsys, tmp_path, monkeypatch):
+    (tmp_path / "mine_for_test.py").write_text(
+        "import hocket\ndef mine(p, m, *, k=1):\n    return hocket.build('gpipe', p=p, m=m)\n"
+        "def wrong(p, m):\n    return 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    name = "mine_for_test:mine"
+    assert _run(capsys, "check", name, "-p", 2, "-m", 3)[0] == 0
+    assert _run(capsys, "compare", "-p", 2, "-m", 3, f"{name}:k=2", "1f1b")[0] == 0
+    for word, message in [
+        ("mine_for_test:none", "module 'mine_for_test' has no function 'none'"),
+        ("no_such_mod:x", "there is no module 'no_such_mod' here"),
+        ("mine_for_test:wrong", "returned int; it must return a Schedule"),
+        (f"{name}:q=1", "has no option 'q'; its options: k"),
+    ]:
+        status, _, err = _run(capsys, "check", word, "-p", 2, "-m", 3)
+        assert status == 2 and message in err

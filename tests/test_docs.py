@@ -5,12 +5,14 @@ import importlib
 import pkgutil
 import re
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
 
 import hocket.schedules
 from hocket.cli import main
+from hocket.schedules import entries
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -68,3 +70,14 @@ def test_links_between_pages_lead_somewhere():
         for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links {target}"
+
+
+def test_the_gallery_is_what_the_registry_says():
+    sys.path.insert(0, str(ROOT / "docs"))
+    import make_gallery
+
+    assert make_gallery.PAGE.read_text() == make_gallery.page()
+
+
+def test_every_registered_schedule_says_when_to_use_it():
+    assert [e.name for e in entries() if not e.use or not e.source] == []

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from hocket.summary import Competitor
     from hocket.timeline import Timeline
 
-_SCHEDULE_HELP = "a name from `hocket list`, name:key=value,..., or a .sched file"
+_SCHEDULE_HELP = "a name from `hocket list`, name:key=value,..., module:function, or a .sched file"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -188,8 +188,11 @@ def _from_file(args: argparse.Namespace) -> Schedule:
 
 
 def _named(word: str) -> tuple[str, dict[str, Any]]:
-    """Name and options of `interleaved:v=4,group=8`."""
+    """Name and options of `interleaved:v=4,group=8`, `module:function` or both."""
     name, _, rest = word.partition(":")
+    first, _, more = rest.partition(":")
+    if first and "=" not in first:
+        name, rest = f"{name}:{first}", more
     options: dict[str, Any] = {}
     for part in filter(None, rest.split(",")):
         options.update(_option(part))

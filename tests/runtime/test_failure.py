@@ -53,7 +53,7 @@ def test_all_ranks_name_the_rank_that_raised_and_its_action(call, backward, acti
         pipe = Pipeline(schedule, {r: module}, mean_square, group=g.group, store=g.store)
         with pytest.raises(RunError) as caught:
             pipe.step(*batch(8))
-        with pytest.raises(RunError, match="^this pipeline has ended: rank 1 failed in"):
+        with pytest.raises(RunError, match=r"^this pipeline has ended: rank 1 failed in"):
             pipe.step(*batch(8))
         return caught.value
 

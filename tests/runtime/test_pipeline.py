@@ -106,7 +106,7 @@ def test_a_long_evaluation_keeps_few_messages_under_way() -> None:
     assert on_ranks(2, rank) == [4, 0]
 
 
-# --- loss, one rank, inputs -----------------------------------------------------------------------
+# --- loss, one rank, inputs ---------------------------------------------------------------------
 
 
 def test_the_loss_is_the_same_on_every_rank_and_rows_need_only_be_where_they_are_used() -> None:
@@ -140,7 +140,7 @@ def test_unknown_dispatch_is_told() -> None:
         Pipeline(build("1f1b", p=1, m=3), {0: Block(0)}, mean_square, dispatch="x")
 
 
-# --- dispatch --------------------------------------------------------------------------------------
+# --- dispatch -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dispatch", ["gate", "ready"])
@@ -167,7 +167,7 @@ def test_out_of_order_dispatch_stays_under_the_in_flight_peak_of_the_order() -> 
         assert all(a <= b for a, b in zip(peaks, [4, 3, 2, 1], strict=True))
 
 
-# --- measured -------------------------------------------------------------------------------------
+# --- measured -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["1f1b", "dualpipe", "zb-h1", "interleaved"])
@@ -215,7 +215,7 @@ def test_profiler_shows_the_labels_of_torch() -> None:
     assert {"PP:0F0", "PP:0B0", "PP:0F1", "PP:0B1"} <= names
 
 
-# --- random numbers ----------------------------------------------------------------------------------
+# --- random numbers -----------------------------------------------------------------------------
 
 
 def test_dropout_does_not_depend_on_schedule_or_number_of_ranks() -> None:
@@ -244,7 +244,7 @@ def test_dropout_does_not_depend_on_schedule_or_number_of_ranks() -> None:
         assert losses(name, p) == pytest.approx(want, abs=1e-12)
 
 
-# --- shared weights and replicas -----------------------------------------------------------------------
+# --- shared weights and replicas ----------------------------------------------------------------
 
 
 class Tied(nn.Module):
@@ -339,7 +339,7 @@ def test_replicas_get_the_mean_gradient_by_one_reduction_a_step(name: str) -> No
     assert len(counts) == 2 * 4
 
 
-# --- verified --------------------------------------------------------------------------------------
+# --- verified -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1", "chimera", "interleaved"])

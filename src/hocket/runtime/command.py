@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from hocket.errors import RunError, UsageError
-from hocket.runtime.launch import join_group, launch
-from hocket.runtime.options import Settings, settings_from
+from hocket.runtime.launch import cores, join_group, launch
+from hocket.runtime.options import SLEEP, Settings, settings_from
 from hocket.runtime.report import comparison, comparison_text, one_by_one
 
 Tell = Callable[[Any], None]
@@ -122,7 +122,7 @@ class Progress:
 def train(tell: Tell, settings: Settings) -> dict[str, Any] | None:
     """All of a run on one rank; rank 0 returns what is to be shown."""
     from hocket.costs import load_costs
-    from hocket.runtime.profile import measured, typical
+    from hocket.runtime.profile import own_costs, typical
     from hocket.runtime.training import Trainer
     from hocket.simulator import simulate
 
@@ -131,11 +131,7 @@ def train(tell: Tell, settings: Settings) -> dict[str, Any] | None:
     if trainer.rank != 0:
         return None
     seen = typical(run.timelines)
-    costs = (
-        load_costs(settings.costs)
-        if settings.costs
-        else measured([seen]).costs(lambda times: times.mean)
-    )
+    costs = load_costs(settings.costs) if settings.costs else own_costs(run.timelines, seen)
     predicted = simulate(one_by_one(settings.schedule), costs)
     if settings.trace:
         from hocket.trace import write_trace
@@ -148,6 +144,8 @@ def train(tell: Tell, settings: Settings) -> dict[str, Any] | None:
         "steps": settings.steps,
         "batch": settings.batch,
         "model": settings.model,
+        "device": settings.device,
+        "cores": cores(),
         "losses": run.losses,
         "seconds": run.seconds,
         "costs": settings.costs,
@@ -175,6 +173,11 @@ def _print_run(result: dict[str, Any], as_json: bool) -> None:
         f"{result['steps_compared']} steps, predicted from {source}"
     )
     print(comparison_text(result))
+    if result["model"] != SLEEP and result["device"] == "cpu" and result["cores"] < result["p"]:
+        print(
+            f"\n{result['p']} ranks share {result['cores']} cores here: actions take longer while "
+            f"others run. For the schedule alone: --model {SLEEP}"
+        )
     if result["trace"]:
         print(f"\ntrace: {result['trace']} (predicted and measured; open it at ui.perfetto.dev)")
 

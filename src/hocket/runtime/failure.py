@@ -22,6 +22,7 @@ _PARTNER = {
     Kind.SEND_F: (Kind.RECV_F, +1), Kind.SEND_B: (Kind.RECV_B, -1),
 }  # fmt: skip
 GRACE = 1.0  # seconds in which the rank that caused a broken connection may say so
+STAY = 0.3  # seconds in which the others may read what this rank said, should it hold the store
 
 
 class Place(NamedTuple):
@@ -66,41 +67,48 @@ class Board:
 
     def __init__(self, store: Any, prefix: str) -> None:
         self.store, self.prefix = store, prefix
+        self.gone = False  # the store died with its rank
 
     def first(self, record: dict[str, Any]) -> dict[str, Any]:
         """Leaves a record of the failure unless there is one; returns the one that stands."""
+        text = self._ask(lambda: self.store.compare_set(self._failed, "", json.dumps(record)))
+        return record if text is None else json.loads(text)
+
+    @property
+    def _failed(self) -> str:
+        return f"{self.prefix}/failed"
+
+    def _ask(self, call: Callable[[], Any]) -> Any:
+        """What the store says; None once it does not answer any more."""
+        if self.gone:
+            return None
         try:
-            text = self.store.compare_set(f"{self.prefix}/failed", "", json.dumps(record))
-            return json.loads(text)
-        except (RuntimeError, ValueError):  # the store is gone with its rank
-            return record
+            return call()
+        except RuntimeError:
+            self.gone = True
+            return None
 
     def failed(self, wait: float = 0.0) -> dict[str, Any] | None:
         """The record of the first failure, if one comes within `wait` seconds."""
         until = time.monotonic() + wait
         while True:
             found = self._read("failed")
-            if found is not None or time.monotonic() >= until:
+            if found is not None or self.gone or time.monotonic() >= until:
                 return found
-            time.sleep(0.02)
+            time.sleep(0.05)
 
     def say(self, rank: int, where: dict[str, Any]) -> None:
         """Leaves word of where a rank has been standing still."""
-        try:
-            self.store.set(f"{self.prefix}/at/{rank}", json.dumps(where))
-        except RuntimeError:
-            return
+        self._ask(lambda: self.store.set(f"{self.prefix}/at/{rank}", json.dumps(where)))
 
     def heard(self, rank: int) -> dict[str, Any] | None:
         """What a rank said last."""
         return self._read(f"at/{rank}")
 
     def _read(self, key: str) -> dict[str, Any] | None:
-        try:
-            name = f"{self.prefix}/{key}"
-            return json.loads(self.store.get(name)) if self.store.check([name]) else None
-        except (RuntimeError, ValueError):
-            return None
+        name = f"{self.prefix}/{key}"
+        text = self._ask(lambda: self.store.get(name) if self.store.check([name]) else None)
+        return None if text is None else json.loads(text)
 
 
 class Silence(Board):
@@ -108,16 +116,7 @@ class Silence(Board):
 
     def __init__(self) -> None:
         super().__init__(None, "")
-
-    def first(self, record: dict[str, Any]) -> dict[str, Any]:
-        """The record itself."""
-        return record
-
-    def say(self, rank: int, where: dict[str, Any]) -> None:
-        """Nothing."""
-
-    def _read(self, key: str) -> dict[str, Any] | None:
-        return None
+        self.gone = True
 
 
 class Watch:

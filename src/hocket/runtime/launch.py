@@ -215,16 +215,17 @@ class _Team:
 
 
 def _by(rank: int, text: str) -> str:
-    return text if text.startswith(f"rank {rank} ") else f"rank {rank}: {text}"
+    return text if text.startswith("rank ") else f"rank {rank}: {text}"
 
 
 def _how_killed(rank: int, code: int, action: str) -> str:
-    where = f" in {action}" if action else ""
+    """What to say of a rank that could not: `action` is what the others awaited of it."""
+    when = f" before its {action} was done" if action else ""
     if code >= 0:
-        return f"rank {rank} ended{where} with exit code {code} and no message"
+        return f"rank {rank} ended{when} with exit code {code} and no message"
     name = signal.Signals(-code).name
-    hint = " (perhaps for want of memory)" if -code == signal.SIGKILL else ""
-    return f"rank {rank} was killed{where} by {name}{hint}"
+    hint = "; perhaps it ran out of memory" if -code == signal.SIGKILL else ""
+    return f"rank {rank} was killed by {name}{when}{hint}"
 
 
 # --- in a rank -------------------------------------------------------------------------------
@@ -276,7 +277,7 @@ def join_group(rank: int, nproc: int, meeting: str, timeout: float, device: str)
         local = int(os.environ.get("LOCAL_RANK", rank))
         torch.cuda.set_device(local % torch.cuda.device_count())
     else:
-        torch.set_num_threads(_threads(nproc))
+        torch.set_num_threads(max(1, cores() // nproc))
     if meeting.startswith("file:") and sys.platform == "linux":
         os.environ.setdefault(
             "GLOO_SOCKET_IFNAME", "lo"
@@ -290,9 +291,9 @@ def join_group(rank: int, nproc: int, meeting: str, timeout: float, device: str)
     )
 
 
-def _threads(nproc: int) -> int:
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
-    return max(1, cores // nproc)
+def cores() -> int:
+    """Cores that this process may run on."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
 
 
 def failure(error: BaseException, rank: int) -> Failure:

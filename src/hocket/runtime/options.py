@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from hocket.ir import Schedule
 
 DEMO = "hocket.demo.gpt:build"
+SLEEP = "hocket.demo.sleep:build"
 DISPATCH = ("receive", "gate", "ready")
 
 

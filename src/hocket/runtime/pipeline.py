@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 
 from hocket.checker import check
 from hocket.errors import HocketError, RunError, UsageError
-from hocket.ir import Schedule
+from hocket.ir import Kind, Schedule, kinds_of, stages_of
 from hocket.lower import insert_communication
 from hocket.lower.evaluation import forward_only
 from hocket.lower.receives import defer_receives
@@ -21,7 +23,7 @@ from hocket.runtime import split, verify
 from hocket.runtime.data import microbatches, shares, to_device
 from hocket.runtime.dispatch import DISPATCH
 from hocket.runtime.execute import Execution, Parts
-from hocket.runtime.failure import Board, Place, Silence, Watch, failure, place
+from hocket.runtime.failure import STAY, Board, Place, Silence, Watch, failure, place
 from hocket.runtime.measure import host, timeline
 from hocket.runtime.meeting import agree, clock_offsets, describe, exchange, exchange_spans
 from hocket.runtime.program import Role, programs
@@ -373,6 +375,8 @@ class Pipeline:
             failed = failure(error, self.rank, at, communicating, self._board)
             self._broken = str(failed)
             self._break()
+            if not self._board.gone:
+                time.sleep(STAY)
             if not isinstance(error, Exception):
                 raise
             raise failed from (None if communicating else error)
@@ -421,8 +425,6 @@ def lower(schedule: Schedule) -> Schedule:
 
 def _split_stages(schedule: Schedule) -> set[int]:
     """The stages that have an I somewhere."""
-    from hocket.ir import Kind, kinds_of, stages_of
-
     split_ = kinds_of(schedule.codes) == Kind.I
     return set(stages_of(schedule.codes[split_]).tolist())
 
@@ -447,8 +449,6 @@ def _assert_clean(execution: Execution) -> None:
 
 def _where(pipeline: Pipeline) -> Callable[[], tuple[Any, Place] | None]:
     """Where a pipeline is, without keeping it alive."""
-    import weakref
-
     reference = weakref.ref(pipeline)
 
     def where() -> tuple[Any, Place] | None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -50,14 +50,16 @@ class Measured:
         shares: Mapping[int, float] | None = None,
         sizes: Bytes | None = None,
     ) -> Costs:
-        """Costs that predict such a timeline; `chosen` takes the mean or the median.
+        """Costs that predict such a timeline; `chosen` takes the mean or the median of actions.
 
-        What passes between two actions is the receive lane. A kind that the schedule does not
-        have comes from those it has: `shares` are those of I in B by stage (else a half).
+        What passes between two actions is the receive lane. Of it and of messages the lower
+        quartile is taken: the long ones are those of a busy machine, or of a late message.
+        A kind that the schedule does not have comes from those it has: `shares` are those of I in
+        B by stage (else a half).
         """
         known = shares or {}
         f, i, w, b = (self._stages_of(kind, chosen) for kind in (Kind.F, Kind.I, Kind.W, Kind.B))
-        between, latency = chosen(self.between), chosen(self.latency)
+        between, latency = self.between.low, self.latency.low
         for s in range(self.n_stages):
             if b[s] is None:
                 b[s] = None if i[s] is None else i[s] + (w[s] or 0.0)
@@ -127,6 +129,12 @@ def typical(timelines: Sequence[Timeline]) -> Timeline:
     """The timeline whose makespan is the median one."""
     ordered = sorted(timelines, key=lambda t: float(t.makespan))
     return ordered[(len(ordered) - 1) // 2]
+
+
+def own_costs(timelines: Sequence[Timeline], one: Timeline) -> Costs:
+    """Costs that predict one of the timelines: its own mean actions, gaps of all of them."""
+    actions = measured([one]).actions
+    return replace(measured(timelines), actions=actions).costs(lambda times: times.mean)
 
 
 # --- the stages themselves -------------------------------------------------------------------

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import pkgutil
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -54,6 +55,7 @@ class Entry:
     weights: str
     use: str
     formula: Formula | None
+    foreign: bool = False
 
     @cached_property
     def parameters(self) -> dict[str, Any]:
@@ -139,16 +141,39 @@ def entries() -> Iterator[Entry]:
 
 
 def entry(name: str) -> Entry:
-    """The schedule of this name.
+    """The schedule of this name, or the function `module:function` of your own.
 
     Raises: UsageError with the nearest names.
     """
     _import_generators()
+    if ":" in name:
+        return _foreign(name)
     if name not in _entries:
         near = get_close_matches(name, _entries, n=3, cutoff=0.5)
         hint = f"did you mean {' or '.join(near)}?" if near else "`hocket list` shows all"
         raise UsageError(f"there is no schedule {name!r}; {hint}")
     return _entries[name]
+
+
+def _foreign(name: str) -> Entry:
+    """A user's own generator `make(p, m, *, options) -> Schedule`, registered or not."""
+    module_name, _, function = name.partition(":")
+    if "" not in sys.path:
+        sys.path.insert(0, "")  # the folder the command was started in
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not module_name.startswith(error.name):
+            raise
+        raise UsageError(f"{name}: there is no module {error.name!r} here") from None
+    make = getattr(module, function, None)
+    if not callable(make):
+        raise UsageError(f"{name}: module {module_name!r} has no function {function!r}")
+    known = next((e for e in _entries.values() if e.make is make), None)
+    return known or Entry(
+        name=name, make=make, source=module_name, rules=(), stages_per_rank=1, weights="",
+        use="", formula=None, foreign=True,
+    )  # fmt: skip
 
 
 def build(name: str, *, p: int, m: int, v: int | None = None, **options: Any) -> Schedule:
@@ -162,7 +187,10 @@ def build(name: str, *, p: int, m: int, v: int | None = None, **options: Any) ->
     broken = found.broken(settings)
     if broken:
         raise UsageError(_refusal(found, settings, broken))
-    return found.make(settings.pop("p"), settings.pop("m"), **settings)
+    schedule = found.make(settings.pop("p"), settings.pop("m"), **settings)
+    if not isinstance(schedule, Schedule):
+        raise UsageError(f"{name} returned {type(schedule).__name__}; it must return a Schedule")
+    return schedule
 
 
 def settings_of(
@@ -187,7 +215,7 @@ def settings_of(
     settings = {"p": p, "m": m, **found.parameters, **options}
     if v is not None and found.takes_v:
         settings["v"] = v
-    elif v is not None and v != found.stages_per_rank:
+    elif v is not None and not found.foreign and v != found.stages_per_rank:
         raise UsageError(
             f"{found.name} has {found.stages_per_rank} stage(s) per rank; v={v} is not possible"
         )
