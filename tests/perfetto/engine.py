@@ -78,7 +78,7 @@ class Engine:
         result = whole.query_result
         if result.error:
             raise RuntimeError(result.error)
-        names = list(result.column_names)
+        names = [f"column_{i}" for i in range(len(result.column_names))]  # its own may be alike
         found = TraceProcessor.QueryResultIterator(names, result.batch)
         return [tuple(getattr(row, name) for name in names) for row in found]
 
