@@ -10,7 +10,6 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,9 @@ if TYPE_CHECKING:
     from hocket.timeline import Timeline
 
 _SCHEDULE_HELP = "a name from `hocket list`, name:key=value,..., module:function, or a .sched file"
+
+
+_LARGE = 100_000  # actions from which on a trace is measured before it is written
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -331,9 +333,13 @@ def _simulate(args: argparse.Namespace) -> int:
 def _write_trace(timeline: Timeline, args: argparse.Namespace) -> str | None:
     if not args.trace:
         return None
-    from hocket.trace import write_trace
+    from hocket.trace import trace_size, write_trace
 
     ranks = None if args.ranks is None else _numbers(args.ranks)
+    if len(timeline.schedule.codes) > _LARGE:
+        warning = trace_size(timeline, args.trace, ranks=ranks).warning
+        if warning:
+            print(f"hocket: {warning} (--ranks 0-7)", file=sys.stderr)
     write_trace(timeline, args.trace, ranks=ranks)
     return args.trace
 
@@ -362,52 +368,42 @@ def _compare(args: argparse.Namespace) -> int:
 
 def _competitors(args: argparse.Namespace) -> tuple[list[Competitor], list[tuple[str, str]]]:
     """What to compare: the words, or every registered name; and what does not fit, and why."""
-    from hocket.schedules import entries
-    from hocket.summary import Competitor
+    from hocket.summary import Competitor, all_that_fit
 
-    if args.names:
-        args.option = []
-        out = []
-        for word in args.names:
-            args.schedule = word
-            file = _is_file(word)
-            out.append(Competitor(word, _from_file(args)) if file else _competitor(word, args))
-        return out, []
-    if args.p is None or args.m is None:
-        raise UsageError("compare needs -p and -m")
-    fitting, left_out = [], []
-    for entry in entries():
-        sizes = argparse.Namespace(p=args.p, m=args.m, v=args.v if entry.takes_v else None)
-        try:
-            competitor = _competitor(entry.name, sizes)
-        except UsageError as error:
-            left_out.append((entry.name, str(error)))
-            continue
-        if any(queue.stream for queue in competitor.schedule.queues):
-            why = f"{entry.name} cuts stages into phases on two queues; name it to compare it"
-            left_out.append((entry.name, why))
-        else:
-            fitting.append(competitor)
-    return fitting, left_out
+    if not args.names:
+        if args.p is None or args.m is None:
+            raise UsageError("compare needs -p and -m")
+        return all_that_fit(args.p, args.m, args.v)
+    args.option = []
+    out = []
+    for word in args.names:
+        args.schedule = word
+        file = _is_file(word)
+        out.append(Competitor(word, _from_file(args)) if file else _competitor(word, args))
+    return out, []
 
 
 def _competitor(word: str, args: argparse.Namespace) -> Competitor:
-    """A named schedule with its formula."""
-    from hocket.schedules import build, closed_form, entry, settings_of
-    from hocket.summary import Competitor
+    from hocket.summary import competitor
 
     name, options = _named(word)
     size = _sizes(name, args, options)
-    found = entry(name)
-    settings = settings_of(found, size["p"], size["m"], size["v"], options)
-    formula = None if found.formula is None else partial(closed_form, found, settings)
-    return Competitor(word, build(name, **size, **options), formula)
+    return competitor(word, name, **size, **options)
 
 
 def _demo(args: argparse.Namespace) -> int:
     from hocket.tour import tour
 
-    return tour(Path(args.output))
+    folder = Path(args.output)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{folder}: cannot be made: {error.strerror}") from None
+    tour(folder)
+    words = ["run", "zb-h1", "-p", "4", "-m", "8", "--steps", "20"]
+    words += ["--trace", str(folder / "run.pftrace")]
+    print(f"\nA small GPT on four processes (hocket {' '.join(words)}):\n", flush=True)
+    return main(words)
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -1,18 +1,21 @@
 """A timeline, or several, told in text and JSON.
 
-Imports timeline, bounds, costs, render.compare; holds no rule of its own.
+Imports timeline, bounds, costs, schedules, render.compare; holds no rule of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any, NamedTuple
 
 from hocket.bounds import Bound, lower_bounds
 from hocket.costs import Bytes, Costs, Number
+from hocket.errors import UsageError
 from hocket.ir import Schedule
 from hocket.render.compare import format_time, table
+from hocket.schedules import build, closed_form, entries, entry, settings_of
 from hocket.simulator import simulate
 from hocket.timeline import PHASES, RankSummary, Timeline
 
@@ -190,6 +193,42 @@ class Comparison(NamedTuple):
         return "\n".join([table(rows, columns), "", *notes])
 
 
+def competitor(
+    label: str, name: str, *, p: int, m: int, v: int | None = None, **options: Any
+) -> Competitor:
+    """A registered schedule with its formula.
+
+    Raises: UsageError where it does not fit.
+    """
+    found = entry(name)
+    settings = settings_of(found, p, m, v, options)
+    formula = None if found.formula is None else partial(closed_form, found, settings)
+    return Competitor(label, build(name, p=p, m=m, v=v, **options), formula)
+
+
+def all_that_fit(
+    p: int, m: int, v: int | None = None
+) -> tuple[list[Competitor], list[tuple[str, str]]]:
+    """Every registered schedule at these sizes, and (name, why) of those left out.
+
+    v is for those that take it. Schedules of phases are another thing: their costs are those of
+    phases, so they are left out.
+    """
+    fitting, left_out = [], []
+    for found in entries():
+        try:
+            one = competitor(found.name, found.name, p=p, m=m, v=v if found.takes_v else None)
+        except UsageError as error:
+            left_out.append((found.name, str(error)))
+            continue
+        if any(queue.stream for queue in one.schedule.queues):
+            why = f"{found.name} cuts stages into phases on two queues; name it to compare it"
+            left_out.append((found.name, why))
+        else:
+            fitting.append(one)
+    return fitting, left_out
+
+
 def compare(
     competitors: Sequence[Competitor], costs: Costs, left_out: Sequence[tuple[str, str]] = ()
 ) -> Comparison:
@@ -229,4 +268,14 @@ def _formula(competitor: Competitor, costs: Costs) -> Number | str | None:
     return "does not apply" if value is None else value
 
 
-__all__ = ["Comparison", "Competitor", "Row", "as_json", "as_text", "bound_of", "compare"]
+__all__ = [
+    "Comparison",
+    "Competitor",
+    "Row",
+    "all_that_fit",
+    "as_json",
+    "as_text",
+    "bound_of",
+    "compare",
+    "competitor",
+]

@@ -1,6 +1,6 @@
-"""`hocket demo`: the whole project in one minute, on real input.
+"""`hocket demo`, first part: compare, draw, trace. The command line then trains.
 
-Imports everything it shows; torch only for the last part.
+Imports what it shows; never torch.
 """
 
 from __future__ import annotations
@@ -8,11 +8,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from hocket.costs import Bytes, Costs
-from hocket.errors import UsageError
 from hocket.render.grid import grid
-from hocket.schedules import build, entries
+from hocket.schedules import build
 from hocket.simulator import simulate
-from hocket.summary import Competitor, compare
+from hocket.summary import all_that_fit, compare
 from hocket.trace import write_trace
 
 # A four-rank cut measured in microseconds and megabytes, with blocking transfers.
@@ -26,22 +25,15 @@ COSTS = Costs(
 )  # fmt: skip
 
 
-def tour(folder: Path) -> int:
-    """Compares all schedules at p=4 m=8, draws one, writes every trace; returns 0."""
+def tour(folder: Path) -> None:
+    """Compares all schedules at p=4 m=8, draws one, writes every trace."""
     p, m = 4, 8
     print(f"Every schedule at p={p} m={m}, four uneven stages, blocking transfers:\n")
-    built = []
-    for entry in entries():
-        try:
-            built.append(Competitor(entry.name, build(entry.name, p=p, m=m)))
-        except UsageError as error:
-            print(f"left out: {error}")
-    print(compare(built, COSTS))
-    print("\nzb-h1, one column a fixed time (hocket show zb-h1 -p 4 -m 8):\n")
+    fitting, left_out = all_that_fit(p, m)
+    print(compare(fitting, COSTS, left_out))
+    print("\nzb-h1, tile by tile (hocket show zb-h1 -p 4 -m 8):\n")
     print(grid(simulate(build("zb-h1", p=p, m=m))))
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, schedule, _ in built:
-        v = schedule.placement.n_stages // p
-        write_trace(simulate(schedule, COSTS.split(v)), str(folder / f"{name}.pftrace"))
-    print(f"\n{len(built)} traces in {folder}/: open one at ui.perfetto.dev")
-    return 0
+    for name, schedule, _ in fitting:
+        costs = COSTS.split(schedule.placement.n_stages // p, schedule.placement.slices)
+        write_trace(simulate(schedule, costs), folder / f"{name}.pftrace")
+    print(f"\n{len(fitting)} traces in {folder}/: open one at ui.perfetto.dev")
