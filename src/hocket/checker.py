@@ -12,7 +12,7 @@ import numpy as np
 
 from hocket.deps import NEEDS
 from hocket.errors import Problem, ScheduleError, UsageError
-from hocket.graph import Graph, Index, assemble, cycle, graph, longest_path
+from hocket.graph import Graph, Index, assemble, cycle, graph, inside
 from hocket.ir import Array, Kind, Schedule, action_of
 from hocket.lower import insert_communication
 
@@ -61,11 +61,13 @@ def check(schedule: Schedule, transport: str = "tagged") -> Report:
             f"there is no transport {transport!r}; choose from {', '.join(TRANSPORTS)}"
         )
     index = Index(schedule)
-    problems = [*_misplaced(schedule, index), *_counts(schedule, index)]
-    problems += _own_order(schedule, index)
+    problems = [] if _is_whole(index) else [*_misplaced(schedule, index), *_counts(schedule, index)]
+    g = graph(schedule, index=index)
+    if g.n_late or problems:
+        problems += _own_order(schedule, index)
     notes: tuple[str, ...] = ()
     if not problems:
-        problems += _deadlock(graph(schedule))
+        problems += _deadlock(g)
     if not problems and TRANSPORTS[transport]:
         lowered = schedule
         if not schedule.has_communication:
@@ -185,6 +187,21 @@ def _counts(schedule: Schedule, index: Index) -> list[Problem]:
     return out
 
 
+def _is_whole(index: Index) -> bool:
+    """True when every action is placed and single, and no pair of stage and microbatch lacks one.
+
+    The sets of kinds that a pair may not have are those that `_absences` finds a fault in.
+    """
+    if index.n_odd or index.schedule.has_communication:
+        return False
+    sets = np.arange(1 << len(Kind))
+    there = {kind: (sets >> int(kind)) & 1 == 1 for kind in Kind}
+    bad = np.zeros(len(sets), dtype=bool)
+    for absent, _ in _absences(index.schedule, there):
+        bad |= absent
+    return not index.census()[bad].any()
+
+
 def _all_pairs(schedule: Schedule) -> tuple[Array, Array]:
     """Every (stage, microbatch) that must run, as two flat arrays."""
     lengths = schedule.placement.lengths
@@ -275,10 +292,9 @@ def _own_order(schedule: Schedule, index: Index) -> list[Problem]:
     out: list[Problem] = []
     slot = schedule.slot_of_action
     queue = schedule.queue_of_slot[slot]
-    inside = index.mbs < len(index.lengths)
-    inside[inside] &= index.stages[inside] < index.lengths[index.mbs[inside]]
+    known = inside(index)
     for kind, needs in NEEDS.items():
-        positions = np.flatnonzero((index.kinds == kind) & inside)
+        positions = np.flatnonzero((index.kinds == kind) & known)
         for need in needs if len(positions) else ():
             having, found = index.sources(need, positions)
             there = found < index.n
@@ -298,12 +314,10 @@ def _own_order(schedule: Schedule, index: Index) -> list[Problem]:
 
 def _deadlock(g: Graph) -> list[Problem]:
     """The circle of waits of a schedule that stops, action by action."""
-    zeros = np.zeros(g.n_nodes, dtype=np.int64)
-    times = longest_path(g, zeros, np.zeros(len(g.needs), dtype=np.int64))
-    if not times.stuck:
+    if not g.stuck:
         return []
     where = _Where(g.schedule)
-    circle = list(cycle(g, times))
+    circle = list(cycle(g))
     lines = []
     for (_, edge), (after, _) in zip(circle, circle[1:] + circle[:1], strict=True):
         a = int(g.target[edge])
@@ -334,22 +348,31 @@ def _wanted(g: Graph, action: int, source: int) -> tuple[int, str]:
 
 
 def _crossed(schedule: Schedule) -> list[Problem]:
-    """Channels without tags on which the k-th send is not the k-th receive."""
+    """Channels without tags on which the k-th send is not the k-th receive.
+
+    Queues of one rank have channels of their own: what stands in two of them has no order.
+    """
     where = _Where(schedule)
-    index = Index(schedule)
-    queues = schedule.queues
+    sends, receives = _messages(Index(schedule))
+    queue, queues = schedule.queue_of_slot[schedule.slot_of_action], schedule.queues
+    channel = queue[sends].astype(np.int64) * len(queues) + queue[receives]
+    by_channel = np.argsort(channel, kind="stable")  # a channel's sends in the order they stand
+    channel, sends, wanted = channel[by_channel], sends[by_channel], receives[by_channel]
+    received = wanted[np.lexsort((wanted, channel))]
+    bad = np.flatnonzero(wanted != received)
+    _, first = np.unique(channel[bad], return_index=True)
+    starts = np.searchsorted(channel, channel[bad[first]])
     out = []
-    for (sender, receiver), (sends, receives) in _channels(schedule, index).items():
-        for k, (s, r) in enumerate(zip(sends, receives, strict=False)):
-            if _partner(index, s) != r:
-                text = (
-                    f"{where.place(r)}: message {k} from rank {queues[sender]} to rank "
-                    f"{queues[receiver]} is {where.action(s)} ({where.place(s)}), but "
-                    f"{where.action(r)} receives it; "
-                    "without tags the two are swapped silently: receive in the order of the sends"
-                )
-                out.append(where.problem(r, text))
-                break
+    for at, start in sorted(zip(bad[first].tolist(), starts.tolist(), strict=True),
+                            key=lambda pair: sends[pair[1]]):  # fmt: skip
+        s, r = int(sends[at]), int(received[at])
+        text = (
+            f"{where.place(r)}: message {at - start} from rank {queues[queue[s]]} to rank "
+            f"{queues[queue[r]]} is {where.action(s)} ({where.place(s)}), but "
+            f"{where.action(r)} receives it; "
+            "without tags the two are swapped silently: receive in the order of the sends"
+        )
+        out.append(where.problem(r, text))
     return out
 
 
@@ -368,24 +391,17 @@ def _partner(index: Index, message: int) -> int:
     return int(index.find(kind, index.stages[part] + offset, index.mbs[part])[0])
 
 
-def _channels(
-    schedule: Schedule, index: Index
-) -> dict[tuple[int, int], tuple[list[int], list[int]]]:
-    """Sends and receives of each (from queue, to queue), in the order they stand.
-
-    Queues of one rank have channels of their own: what stands in two of them has no order.
-    """
-    queue = schedule.queue_of_slot[schedule.slot_of_action]
-    channels: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
-    sends = np.flatnonzero((index.kinds == Kind.SEND_F) | (index.kinds == Kind.SEND_B))
-    partner = {}
-    for s in sends.tolist():
-        r = _partner(index, s)
-        partner[r] = s
-        channels.setdefault((int(queue[s]), int(queue[r])), ([], []))[0].append(s)
-    for r in sorted(partner):
-        channels[int(queue[partner[r]]), int(queue[r])][1].append(r)
-    return channels
+def _messages(index: Index) -> tuple[Array, Array]:
+    """The positions of every SEND, and of the RECV of each."""
+    sends, receives = [], []
+    for kind in (Kind.SEND_F, Kind.SEND_B):
+        at = np.flatnonzero(index.kinds == kind)
+        other, offset = _PARTNER[kind]
+        sends.append(at)
+        receives.append(index.find(other, index.stages[at] + offset, index.mbs[at]))
+    sent = np.concatenate(sends)
+    order = np.argsort(sent)
+    return sent[order], np.concatenate(receives)[order].astype(np.int64)
 
 
 def _unmet(schedule: Schedule) -> list[Problem]:
@@ -414,17 +430,15 @@ def _rendezvous(schedule: Schedule, index: Index, g: Graph) -> Graph:
     is_comm = index.kinds >= Kind.SEND_F
     keep = ~(is_comm[g.source] & is_comm[g.target])
     sources, targets = [g.source[keep]], [g.target[keep]]
-    sends = np.flatnonzero((index.kinds == Kind.SEND_F) | (index.kinds == Kind.SEND_B))
-    receives = np.array([_partner(index, s) for s in sends.tolist()], dtype=np.int64)
-    first_slots = schedule.starts[:-1]
+    sends, receives = _messages(index)
+    is_first = np.zeros(schedule.n_slots + 1, dtype=bool)
+    is_first[schedule.starts[:-1]] = True
     for here, there in ((sends, receives), (receives, sends)):
         before = slot[there] - 1
-        has = ~np.isin(slot[there], first_slots)
+        has = ~is_first[slot[there]]
         sources.append(schedule.slots[before[has]])
         targets.append(here[has])
-    return assemble(
-        schedule, slot, schedule.starts, np.concatenate(sources), np.concatenate(targets), ()
-    )
+    return assemble(schedule, np.concatenate(sources), np.concatenate(targets))
 
 
 Finder = Callable[[Schedule], list[Problem]]

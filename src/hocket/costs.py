@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from hocket import loops
 from hocket.errors import CostError
-from hocket.ir import Array, Kind, Schedule, kinds_of, mbs_of, stages_of
+from hocket.ir import Array, Kind, Schedule, kinds_of, stages_of
 
 Number = int | float | Fraction
 PerStage = Number | tuple[Number, ...]
@@ -233,7 +234,6 @@ class CostTable:
         if rule == "scale":
             values += [x * fused for x in values]
         self.ticks = ticks_for(values, len(schedule.codes))
-        self._kinds, self._stages = kinds_of(schedule.codes), stages_of(schedule.codes)
         self._table = np.stack([
             self.ticks.array([x * factor for factor in slices for x in times[k]]) for k in times
         ])  # fmt: skip
@@ -258,66 +258,59 @@ class CostTable:
         sizes = per_stage("bytes.message", self.costs.bytes.message, n)
         return [quotient(x, self.costs.bandwidth) for x in sizes]
 
-    @property
-    def _zeros(self) -> Array:
-        return np.zeros(len(self._kinds), dtype=self._table.dtype)
-
     def work(self) -> Array:
         """Work of each slot without transfers, `[slot]`."""
-        actions = self._zeros
-        compute = self._kinds < Kind.SEND_F
-        columns = self._stages[compute]
-        placement = self.schedule.placement
-        if placement.slices > 1:  # one block of stages for each slice
-            part = mbs_of(self.schedule.codes[compute]) % placement.slices
-            columns = columns + part * placement.n_stages
-        actions[compute] = self._table[self._kinds[compute], columns]
-        widths, slots = self.schedule.widths, self.schedule.slots[:-1]
-        if (widths == 1).all():
-            return actions
-        total = np.add.reduceat(actions, slots)
-        fused = np.flatnonzero(self._is_fused(slots))
-        rule, fused_cost = self._fused
-        if len(fused) == 0 or rule == "sum":
-            return total
+        s, (rule, fused_cost) = self.schedule, self._fused
+        work = np.zeros(s.n_slots, dtype=self._table.dtype)
+        fused = np.zeros(0 if s.is_single or rule in ("sum", "max") else s.n_slots, dtype=bool)
+        loops.run(
+            loops.gather_work, len(s.codes),
+            (
+                s.codes, s.slots, self._table.ravel(), self._table.shape[1],
+                s.placement.n_stages, s.placement.slices, *_FUSED, rule == "max",
+            ),
+            (work, fused),
+        )  # fmt: skip
         if rule == "number":
-            total[fused] = self.ticks.array([fused_cost])[0]
+            work[np.flatnonzero(fused)] = self.ticks.array([fused_cost])[0]
         elif rule == "scale":
-            total[fused] = [x * fused_cost for x in total[fused].tolist()]
-        else:
-            total[fused] = np.maximum.reduceat(actions, slots)[fused]
-        return total
-
-    def _is_fused(self, slots: Array) -> Array:
-        """Which slots run a forward and a backward together."""
-        forward = np.logical_or.reduceat(self._kinds == Kind.F, slots)
-        backward = np.isin(self._kinds, (Kind.B, Kind.I))
-        return forward & np.logical_or.reduceat(backward, slots)
+            at = np.flatnonzero(fused)
+            work[at] = [x * fused_cost for x in work[at].tolist()]
+        return work
 
     def lanes(self) -> tuple[Array, Array]:
         """Time each slot occupies its queue before and after its work, `[slot]` both."""
-        widths, slots = self.schedule.widths, self.schedule.slots[:-1]
+        s = self.schedule
         receive, send = self._lane
-        before = np.zeros(len(widths), dtype=self._table.dtype)
-        after = before.copy()
+        before, after = (np.zeros(s.n_slots, dtype=self._table.dtype) for _ in range(2))
         if self.costs.lane is None:
             return before, after
-        if self.schedule.has_communication:
+        if s.has_communication:
             receives = (Kind.RECV_F, Kind.RECV_B), (Kind.SEND_F, Kind.SEND_B)
         else:
             receives = (Kind.F, Kind.B, Kind.I), (Kind.F, Kind.B, Kind.I)
-        for lane, kinds, time in ((before, receives[0], receive), (after, receives[1], send)):
-            lane[np.logical_or.reduceat(np.isin(self._kinds, kinds), slots)] = time
+        kinds = kinds_of(s.codes)
+        for lane, some, time in ((before, receives[0], receive), (after, receives[1], send)):
+            lane[np.logical_or.reduceat(np.isin(kinds, some), s.slots[:-1])] = time
         return before, after
 
     def delays(self, source: Array, crosses: Array) -> Array:
         """Time from the end of each edge's source to its target, `[edge]`."""
         delays = np.zeros(len(source), dtype=self._table.dtype)
-        kinds, stages = self._kinds[source[crosses]], self._stages[source[crosses]]
+        if self.costs.bandwidth is None:
+            if self._latency:
+                np.multiply(crosses, self._latency, out=delays)
+            return delays
+        codes = self.schedule.codes[source[crosses]]
+        kinds, stages = kinds_of(codes), stages_of(codes)
         forward = (kinds == Kind.F) | (kinds == Kind.SEND_F)
         boundary = np.where(forward, stages, stages - 1)
         delays[crosses] = self._latency + self._wires_ticks[boundary]
         return delays
+
+
+# Which kinds are the forward, and which the backward, of a slot that runs both.
+_FUSED = tuple(np.array([kind in some for kind in Kind]) for some in ((Kind.F,), (Kind.B, Kind.I)))
 
 
 # --- costs.toml -----------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """The schedule as a graph of integer arrays, and the longest path through it.
 
-Built from the table in `deps.py`, never from a rule of its own. Imports ir, deps, errors.
+Built from the table in `deps.py`, never from a rule of its own. Imports ir, deps, loops, errors.
 """
 
 from __future__ import annotations
@@ -8,45 +8,71 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
+from hocket import loops
 from hocket.deps import NEEDS, Need
 from hocket.ir import Array, Kind, Schedule, kinds_of, mbs_of, stages_of
+
+_NONE = np.empty(0, dtype=np.int32)
 
 
 class Index:
     """Finds actions by arithmetic: `index.find(kind, stages, mbs)` gives positions in `codes`.
 
-    A position equal to `n` means that no such action stands in the order.
+    A position equal to `n` means that no such action stands in the order. `n_odd` counts the
+    actions that no placed, complete schedule has: of unknown stages or microbatches, on the wrong
+    queue, or doubled.
     """
 
     def __init__(self, schedule: Schedule) -> None:
+        placement = schedule.placement
+        self.schedule = schedule
         self.n = len(schedule.codes)
-        self.kinds = kinds_of(schedule.codes)
-        self.stages = stages_of(schedule.codes)
-        self.mbs = mbs_of(schedule.codes)
-        self.lengths = schedule.placement.lengths
-        self._stages = schedule.placement.n_stages
-        self._m = schedule.m
-        self.slices = schedule.placement.slices
-        self._tables: dict[Kind, Array] = {}
-        for kind in Kind:
-            (positions,) = np.nonzero(self.kinds == kind)
-            if len(positions):
-                table = np.full(self._stages * self._m, self.n, dtype=np.int32)
-                inside = (self.stages[positions] < self._stages) & (self.mbs[positions] < self._m)
-                positions = positions[inside]
-                table[self.stages[positions] * self._m + self.mbs[positions]] = positions
-                self._tables[kind] = table
+        self.lengths = placement.lengths
+        self.slices = placement.slices
+        self.n_stages, self.m = placement.n_stages, placement.m
+        self.table = np.empty(len(Kind) * self.n_stages * self.m, dtype=np.int32)
+        self.counts = np.zeros(len(Kind), dtype=np.int64)
+        self.n_odd: int = loops.run(
+            loops.locate,
+            self.n,
+            (
+                schedule.codes, schedule.slots, schedule.starts, schedule.rank_of_queue,
+                placement.rank_table(schedule.queues).ravel(), np.array(placement.path_of),
+                self.lengths, self.n_stages, int(Kind.SEND_F), self.n,
+            ),
+            (self.table, self.counts),
+        )  # fmt: skip
+
+    @cached_property
+    def kinds(self) -> Array:
+        """The kind of each action."""
+        return kinds_of(self.schedule.codes)
+
+    @cached_property
+    def stages(self) -> Array:
+        """The stage of each action."""
+        return stages_of(self.schedule.codes)
+
+    @cached_property
+    def mbs(self) -> Array:
+        """The microbatch of each action."""
+        return mbs_of(self.schedule.codes)
+
+    @property
+    def present(self) -> Array:
+        """Which kinds stand in the order, `[kind]`."""
+        return self.counts > 0
 
     def find(self, kind: Kind, stages: Array, mbs: Array) -> Array:
         """Positions of (kind, stage, mb); stages must lie on the microbatches' paths."""
-        table = self._tables.get(kind)
-        if table is None:
+        if not self.counts[kind]:
             return np.full(len(stages), self.n, dtype=np.int32)
-        return table[stages * self._m + mbs]
+        row = int(kind) * self.n_stages * self.m
+        return self.table[row + stages * self.m + mbs]
 
     def sources(self, need: Need, positions: Array) -> tuple[Array, Array]:
         """Which of `positions` have this need at all, and what satisfies it (`n`: nothing)."""
@@ -65,12 +91,70 @@ class Index:
             found[open_] = self.find(kind, self.stages[where] + shift, mbs)
         return having, found
 
+    def census(self) -> Array:
+        """How many (stage, microbatch) pairs have each set of kinds, `[2 ** kinds]`."""
+        counts = np.zeros(1 << len(Kind), dtype=np.int64)
+        loops.run(
+            loops.census, self.n,
+            (self.table, self.present, self.lengths, self.n_stages, self.n), (counts,),
+        )  # fmt: skip
+        return counts
+
+
+class _Rules(NamedTuple):
+    """`deps.NEEDS` as arrays, for the loops.
+
+    Needs `need_of_kind[k]:need_of_kind[k + 1]` are those of kind k; need i exists where the stage
+    at `offset_of[i]` does, in the slice at `step_of[i]`, and is met by the first of the sources
+    `source_of[i]:source_of[i + 1]`.
+    """
+
+    need_of_kind: Array
+    offset_of: Array
+    step_of: Array
+    source_of: Array
+    source_kinds: Array
+    source_shifts: Array
+
+
+def _rules(index: Index) -> _Rules:
+    """The needs that can exist in this order, with the sources that stand in it."""
+    need_of_kind, offsets, steps, source_of, kinds, shifts = [0], [], [], [0], [], []
+    for kind in Kind:
+        for need in NEEDS[kind]:
+            if need.step and index.slices == 1:
+                continue
+            offsets.append(need.sources[-1][1])
+            steps.append(need.step)
+            here = [(int(k), shift) for k, shift in need.sources if index.counts[k]]
+            kinds += [k for k, _ in here]
+            shifts += [shift for _, shift in here]
+            source_of.append(len(kinds))
+        need_of_kind.append(len(offsets))
+    columns = (need_of_kind, offsets, steps, source_of, kinds, shifts)
+    return _Rules(*(np.array(column, dtype=np.int64) for column in columns))
+
 
 class Missing(NamedTuple):
     """A need that nothing in the order satisfies."""
 
     action: int
     need: Need
+
+
+class _Nodes(NamedTuple):
+    """The nodes of a schedule: `visit[first[i]:first[i + 1]]` are the actions of node i.
+
+    Without `visit` they are those positions themselves, without `of_action` each action is a
+    node. `posts[k]`: the action that a posted RECV, the k-th of the last nodes, stands behind;
+    below 0 where it stands first.
+    """
+
+    chains: Array
+    first: Array
+    visit: Array
+    of_action: Array
+    posts: Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,82 +164,172 @@ class Graph:
     A node is a slot of computation, or one communication. The nodes of a chain run one after
     the other; node i needs `needs[need_starts[i]:need_starts[i + 1]]`. Edge e goes from action
     `source[e]` to action `target[e]`; `crosses[e]` says that the two are on different ranks.
+    `n_open` counts the needs that nothing satisfies, `n_late` those that are satisfied behind
+    the action in its own chain.
     """
 
     schedule: Schedule
-    node_of_action: Array
-    chains: Array
+    nodes: _Nodes
     need_starts: Array
     needs: Array
     source: Array
-    target: Array
+    targets: Array
     crosses: Array
-    missing: tuple[Missing, ...]
+    n_open: int
+    n_late: int
 
     @property
     def n_nodes(self) -> int:
         """Number of nodes."""
         return len(self.need_starts) - 1
 
+    @property
+    def chains(self) -> Array:
+        """The first node of each chain, and the number of nodes."""
+        return self.nodes.chains
+
+    @cached_property
+    def node_of_action(self) -> Array:
+        """The node of each action, `[action]`."""
+        if len(self.nodes.of_action):
+            return self.nodes.of_action
+        return np.arange(self.n_nodes, dtype=np.int32)
+
+    @cached_property
+    def target(self) -> Array:
+        """The action that waits, `[edge]`."""
+        if len(self.targets) or not len(self.needs):
+            return self.targets
+        return np.repeat(np.arange(self.n_nodes, dtype=np.int32), np.diff(self.need_starts))
+
     @cached_property
     def first_action(self) -> Array:
         """The first action of each node, `[node]`."""
-        first = np.empty(self.n_nodes, dtype=np.int64)
-        first[self.node_of_action[::-1]] = np.arange(len(self.node_of_action))[::-1]
-        return first
+        first = self.nodes.first[:-1]
+        return self.nodes.visit[first] if len(self.nodes.visit) else first
+
+    @cached_property
+    def missing(self) -> tuple[Missing, ...]:
+        """The needs that nothing in the order satisfies."""
+        if not self.n_open:
+            return ()
+        index = Index(self.schedule)
+        out = []
+        for kind, needs in NEEDS.items():
+            positions = np.flatnonzero((index.kinds == kind) & inside(index))
+            for need in needs:
+                if not need.step or index.slices > 1:
+                    having, found = index.sources(need, positions)
+                    out += [Missing(int(a), need) for a in having[found == index.n]]
+        return tuple(out)
 
     def edges_of(self, node: int) -> range:
         """The edges that a node waits for."""
         return range(int(self.need_starts[node]), int(self.need_starts[node + 1]))
 
+    @cached_property
+    def heads(self) -> Array:
+        """Which nodes are the first of their chain, `[node]`."""
+        heads = np.zeros(self.n_nodes, dtype=bool)
+        heads[self.chains[:-1][np.diff(self.chains) > 0]] = True
+        return heads
 
-def graph(schedule: Schedule, *, blocking: bool = False) -> Graph:
-    """The dependency graph of a schedule.
+    @cached_property
+    def _order(self) -> tuple[Array, Array]:
+        """An order in which the nodes can run, and the next node of each chain that stops."""
+        n = self.n_nodes
+        cursor = self.chains[:-1].copy()
+        sequence = np.empty(n, dtype=np.int32)
+        n_chains = len(cursor)
+        n_done = loops.run(
+            loops.topological, n, (self.chains, self.need_starts, self.needs),
+            (
+                np.zeros(n, dtype=bool), np.full(n, -1, dtype=np.int32),
+                np.full(n_chains, -1, dtype=np.int32), np.arange(n_chains), cursor, sequence,
+            ),
+        )  # fmt: skip
+        return sequence[:n_done], cursor[cursor < self.chains[1:]]
+
+    @property
+    def sequence(self) -> Array:
+        """The nodes in an order in which they can run, without those that wait for ever."""
+        return self._order[0]
+
+    @property
+    def stuck(self) -> list[int]:
+        """For each chain that stops, its next node; empty when everything can run."""
+        return self._order[1].tolist()
+
+
+def inside(index: Index) -> Array:
+    """Which actions are of a stage and a microbatch that exist, `[action]`."""
+    known = index.mbs < index.m
+    known[known] &= index.stages[known] < index.lengths[index.mbs[known]]
+    return known
+
+
+def graph(schedule: Schedule, *, blocking: bool = False, index: Index | None = None) -> Graph:
+    """The dependency graph of a schedule, made once.
 
     A RECV that stands in the order is posted there and holds nobody up but its consumer; with
-    `blocking` it holds its queue until the message is there.
+    `blocking` it holds its queue until the message is there. index: its index, where it is known.
     """
-    index = Index(schedule)
-    node_of_action, chains, posted = _nodes(schedule, index, blocking)
-    sources, targets, missing = _edges(index)
-    if posted is not None:
-        before, after = posted
-        sources, targets = np.concatenate([sources, before]), np.concatenate([targets, after])
-    return assemble(schedule, node_of_action, chains, sources, targets, missing)
+    key = "blocking" if blocking and schedule.has_communication else "graph"
+    if key not in schedule.memo:
+        index = Index(schedule) if index is None else index
+        schedule.memo[key] = _linked(index, _nodes(schedule, index, blocking), keep=False)
+    return schedule.memo[key]
 
 
 def edges(schedule: Schedule) -> tuple[Array, Array]:
     """All (source, target) pairs of actions that the table of needs asks for."""
-    sources, targets, _ = _edges(Index(schedule))
-    return sources, targets
+    g = _linked(Index(schedule), _nodes_of_slots(schedule), keep=True)
+    return g.source, g.target
 
 
-def _edges(index: Index) -> tuple[Array, Array, tuple[Missing, ...]]:
-    """Action to action edges from the table of needs, and the needs left open."""
-    sources, targets, missing = [], [], []
-    inside = index.mbs < len(index.lengths)
-    inside[inside] &= index.stages[inside] < index.lengths[index.mbs[inside]]
-    for kind, needs in NEEDS.items():
-        (positions,) = np.nonzero((index.kinds == kind) & inside)
-        for need in needs if len(positions) else ():
-            if need.step and index.slices == 1:
-                continue
-            having, found = index.sources(need, positions)
-            there = found < index.n
-            sources.append(found[there])
-            targets.append(having[there])
-            missing += [Missing(int(a), need) for a in having[~there]]
-    if not sources:
-        return np.empty(0, np.int32), np.empty(0, np.int32), tuple(missing)
-    return np.concatenate(sources), np.concatenate(targets), tuple(missing)
+def _linked(index: Index, nodes: _Nodes, *, keep: bool) -> Graph:
+    """The graph over these nodes; with `keep` also the edges that the chains imply."""
+    schedule, rules = index.schedule, _rules(index)
+    most = int(index.counts @ np.diff(rules.need_of_kind)) + len(nodes.posts)
+    single = not len(nodes.of_action)
+    need_starts = np.zeros(len(nodes.first), dtype=np.int32)
+    needs, crosses = np.empty(most, dtype=np.int32), np.empty(most, dtype=bool)
+    source = needs if single else np.empty(most, dtype=np.int32)
+    target = _NONE if single else np.empty(most, dtype=np.int32)
+    n_edges, n_open, n_late = loops.run(
+        loops.link, index.n,
+        (
+            schedule.codes, nodes.first, nodes.visit, nodes.of_action, nodes.chains,
+            _ranks(schedule, nodes), nodes.posts, index.lengths, index.n_stages, index.slices,
+            index.table, index.n, keep, *rules,
+        ),
+        (need_starts, needs, source, target, crosses),
+    )  # fmt: skip
+    return Graph(
+        schedule=schedule, nodes=nodes, need_starts=need_starts, needs=needs[:n_edges],
+        source=source[:n_edges], targets=target[:n_edges], crosses=crosses[:n_edges],
+        n_open=n_open, n_late=n_late,
+    )  # fmt: skip
 
 
-def _nodes(
-    schedule: Schedule, index: Index, blocking: bool
-) -> tuple[Array, Array, tuple[Array, Array] | None]:
-    """Node of each action, chain offsets, and the edges that hold a posted RECV to its post."""
+def _ranks(schedule: Schedule, nodes: _Nodes) -> Array:
+    """The rank of each node."""
+    if len(nodes.visit):
+        slots = schedule.slot_of_action[nodes.visit[nodes.first[:-1]]]
+        return schedule.rank_of_queue[schedule.queue_of_slot[slots]]
+    return np.repeat(schedule.rank_of_queue, np.diff(schedule.starts))
+
+
+def _nodes_of_slots(schedule: Schedule) -> _Nodes:
+    """Every slot a node, every queue a chain."""
+    of_action = _NONE if schedule.is_single else schedule.slot_of_action
+    return _Nodes(schedule.starts, schedule.slots, _NONE, of_action, _NONE)
+
+
+def _nodes(schedule: Schedule, index: Index, blocking: bool) -> _Nodes:
+    """The nodes: slots; where messages stand in the order, each of them by itself."""
     if not schedule.has_communication:
-        return schedule.slot_of_action, schedule.starts, None
+        return _nodes_of_slots(schedule)
     is_comm = index.kinds >= Kind.SEND_F
     alone = np.repeat(schedule.widths == 1, schedule.widths) | is_comm
     opens = alone.copy()
@@ -165,135 +339,77 @@ def _nodes(
     queue = schedule.queue_of_slot[schedule.slot_of_action[first]]
     kinds = index.kinds[first]
     apart = ((kinds == Kind.RECV_F) | (kinds == Kind.RECV_B)) & (not blocking)
-    serial = np.flatnonzero(~apart)
+    serial, own = np.flatnonzero(~apart), np.flatnonzero(apart)
     counts = np.bincount(queue[serial], minlength=len(schedule.queues))
-    lengths = np.concatenate([counts, np.ones(apart.sum(), dtype=np.int64)])
-    chains = np.concatenate([[0], np.cumsum(lengths)])
-    order = np.concatenate([serial, np.flatnonzero(apart)])
-    rank = np.empty(len(order), dtype=np.int32)
-    rank[order] = np.arange(len(order), dtype=np.int32)
+    chains = np.concatenate([[0], np.cumsum(counts), len(serial) + 1 + np.arange(len(own))])
+    rank = np.empty(len(first), dtype=np.int32)
+    rank[serial] = np.arange(len(serial), dtype=np.int32)
+    rank[own] = len(serial) + np.arange(len(own), dtype=np.int32)
     # a posted RECV starts after the serial node that stands before it in its queue
-    last = np.maximum.accumulate(np.where(apart, -1, np.arange(len(first))))
-    own = np.flatnonzero(apart)
-    has = (last[own] >= 0) & (queue[np.maximum(last[own], 0)] == queue[own])
-    return rank[raw], chains, (first[last[own[has]]], first[own[has]])
+    last = np.maximum.accumulate(np.where(apart, -1, np.arange(len(first))))[own]
+    has = (last >= 0) & (queue[np.maximum(last, 0)] == queue[own])
+    posts = np.where(has, first[np.maximum(last, 0)], -1)
+    node_of_action = rank[raw]
+    visit = np.argsort(node_of_action, kind="stable")
+    offsets = np.concatenate([[0], np.cumsum(np.bincount(node_of_action, minlength=len(first)))])
+    return _Nodes(chains, offsets, visit, node_of_action, posts)
 
 
-def assemble(
-    schedule: Schedule,
-    node_of_action: Array,
-    chains: Array,
-    sources: Array,
-    targets: Array,
-    missing: tuple[Missing, ...],
-) -> Graph:
-    """Sorts the edges by node and drops those that the chain implies."""
-    n_nodes = int(chains[-1])
-    chain_of = np.repeat(np.arange(len(chains) - 1, dtype=np.int32), np.diff(chains))
+def assemble(schedule: Schedule, sources: Array, targets: Array) -> Graph:
+    """The graph of these edges over the slots, sorted by node, without those a queue implies."""
+    nodes = _nodes_of_slots(schedule)
+    node_of_action, n_nodes = schedule.slot_of_action, schedule.n_slots
     from_node, to_node = node_of_action[sources], node_of_action[targets]
-    implied = (chain_of[from_node] == chain_of[to_node]) & (from_node <= to_node)
-    sources, targets = sources[~implied], targets[~implied]
-    from_node, to_node = from_node[~implied], to_node[~implied]
-    by_target = np.argsort(to_node, kind="stable")
-    sources, targets, needs = sources[by_target], targets[by_target], from_node[by_target]
-    need_starts = np.zeros(n_nodes + 1, dtype=np.int64)
-    np.cumsum(np.bincount(to_node, minlength=n_nodes), out=need_starts[1:])
-    rank = schedule.rank_of_queue[schedule.queue_of_slot[schedule.slot_of_action]]
+    queue = schedule.queue_of_slot
+    kept = (queue[from_node] != queue[to_node]) | (from_node > to_node)
+    kept = np.flatnonzero(kept)[np.argsort(to_node[kept], kind="stable")]
+    need_starts = np.zeros(n_nodes + 1, dtype=np.int32)
+    np.cumsum(np.bincount(to_node[kept], minlength=n_nodes), out=need_starts[1:])
+    sources, targets = sources[kept], targets[kept]
+    rank = schedule.rank_of_queue[queue]
     return Graph(
-        schedule=schedule,
-        node_of_action=node_of_action,
-        chains=chains,
-        need_starts=need_starts,
-        needs=needs,
-        source=sources,
-        target=targets,
-        crosses=rank[sources] != rank[targets],
-        missing=missing,
-    )
+        schedule=schedule, nodes=nodes, need_starts=need_starts, needs=from_node[kept],
+        source=sources, targets=targets, crosses=rank[from_node[kept]] != rank[to_node[kept]],
+        n_open=0, n_late=0,
+    )  # fmt: skip
 
 
 class Times(NamedTuple):
     """Start and end of every node; `stuck` lists, for each chain that stopped, its next node."""
 
-    start: list[Any]
-    end: list[Any]
+    start: Array
+    end: Array
     stuck: list[int]
 
 
 def longest_path(graph: Graph, durations: Array, delays: Array) -> Times:
     """When each node starts and ends if every node starts as early as it can.
 
-    Units and exactness are those of the arrays: integers stay integers.
+    Units and exactness are those of the arrays: integers stay integers. Nodes that wait for ever
+    are at 0.
     """
-    n, chains = graph.n_nodes, graph.chains.tolist()
-    start, end = [0] * n, [0] * n
-    cursor = chains[:-1]
-    done = _advance(
-        chains, graph.need_starts.tolist(), graph.needs.tolist(),
-        durations.tolist(), delays.tolist(), start, end, cursor,
-        [False] * n, [-1] * n, [-1] * len(cursor), list(range(len(cursor))),
+    start, end = np.zeros_like(durations), np.zeros_like(durations)
+    loops.run(
+        loops.replay, graph.n_nodes,
+        (graph.sequence, graph.heads, graph.need_starts, graph.needs, durations, delays),
+        (start, end),
     )  # fmt: skip
-    stuck = [] if done == n else [i for i, last in zip(cursor, chains[1:], strict=True) if i < last]
-    return Times(start, end, stuck)
+    return Times(start, end, graph.stuck)
 
 
-def _advance(
-    chains, need_starts, needs, durations, delays, start, end, cursor,
-    done, waiting, next_waiting, stack,
-):  # fmt: skip
-    """Runs every chain until all stand still; returns the number of nodes done.
-
-    `stack` holds the chains that may move; a chain that meets an unfinished node joins the list
-    of those waiting for it. Plain loops over plain sequences: works on lists and on arrays.
-    """
-    top, n_done = len(stack), 0
-    while top:
-        top -= 1
-        chain = stack[top]
-        i, last = cursor[chain], chains[chain + 1]
-        clock = end[i - 1] if i > chains[chain] else 0
-        moving = True
-        while moving and i < last:
-            time = clock
-            for e in range(need_starts[i], need_starts[i + 1]):
-                j = needs[e]
-                if not done[j]:
-                    next_waiting[chain], waiting[j] = waiting[j], chain
-                    moving = False
-                    break
-                ready = end[j] + delays[e]
-                if ready > time:
-                    time = ready
-            if moving:
-                start[i] = time
-                clock = end[i] = time + durations[i]
-                done[i] = True
-                n_done += 1
-                woken = waiting[i]
-                while woken >= 0:
-                    stack[top] = woken
-                    top += 1
-                    woken = next_waiting[woken]
-                i += 1
-        cursor[chain] = i
-    return n_done
-
-
-def cycle(graph: Graph, times: Times) -> Iterator[tuple[int, int]]:
+def cycle(graph: Graph) -> Iterator[tuple[int, int]]:
     """One circle of waits among stuck nodes: pairs (node, edge it waits for).
 
     Each node stands at the head of its chain; the next pair's node heads the chain that holds
     the previous pair's source.
     """
-    heads = {
-        int(np.searchsorted(graph.chains, node, side="right") - 1): node for node in times.stuck
-    }
+    stuck = graph.stuck
+    heads = {int(np.searchsorted(graph.chains, node, side="right") - 1): node for node in stuck}
     ended = np.zeros(graph.n_nodes, dtype=bool)
-    for chain in range(len(graph.chains) - 1):
-        ended[graph.chains[chain] : heads.get(chain, graph.chains[chain + 1])] = True
+    ended[graph.sequence] = True
     seen: dict[int, int] = {}
     walk: list[tuple[int, int]] = []
-    node = times.stuck[0]
+    node = stuck[0]
     while node not in seen:
         seen[node] = len(walk)
         edge = next(e for e in graph.edges_of(node) if not ended[graph.needs[e]])
@@ -305,6 +421,4 @@ def cycle(graph: Graph, times: Times) -> Iterator[tuple[int, int]]:
 
 def runs(schedule: Schedule) -> bool:
     """True when no action of the schedule waits for itself."""
-    g = graph(schedule)
-    zeros = np.zeros(max(g.n_nodes, len(g.needs)), dtype=np.int64)
-    return not longest_path(g, zeros[: g.n_nodes], zeros[: len(g.needs)]).stuck
+    return not graph(schedule).stuck

@@ -6,7 +6,7 @@ Imports numpy and errors, nothing else of hocket.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -368,6 +368,19 @@ class Schedule:
         return len(self.slots) - 1
 
     @cached_property
+    def memo(self) -> dict[str, Any]:
+        """What other modules derived from this schedule and keep: it never changes."""
+        return {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Schedule, tuple(getattr(self, f.name) for f in fields(self))
+
+    @property
+    def is_single(self) -> bool:
+        """True when every slot has one action."""
+        return self.n_slots == len(self.codes)
+
+    @cached_property
     def widths(self) -> Array:
         """Number of actions in each slot, `[slot]`."""
         return np.diff(self.slots)
@@ -375,7 +388,8 @@ class Schedule:
     @cached_property
     def slot_of_action(self) -> Array:
         """The slot each action is in, `[action]`."""
-        return np.repeat(np.arange(self.n_slots, dtype=np.int32), self.widths)
+        slots = np.arange(self.n_slots, dtype=np.int32)
+        return slots if self.is_single else np.repeat(slots, self.widths)
 
     @cached_property
     def queue_of_slot(self) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 
 from hocket.checker import check
 from hocket.costs import Costs, CostTable
-from hocket.graph import graph, longest_path
+from hocket.graph import Graph, graph, longest_path
 from hocket.ir import Kind, Schedule, kinds_of
 from hocket.timeline import Timeline
 
@@ -29,24 +29,37 @@ def simulate(schedule: Schedule, costs: Costs = UNIT, *, blocking: bool = False)
 
         return simulate_shared(schedule, costs)
     g = graph(schedule, blocking=blocking or costs.lane is not None)
-    table = CostTable(costs, schedule)
-    work = table.work()
-    before, after = table.lanes()
-    slot = schedule.slot_of_action[g.first_action]
-    durations = (before + work + after)[slot]
-    delays = table.delays(g.source, g.crosses)
-    times = longest_path(g, durations, delays)
-    if times.stuck or g.missing:
+    if g.stuck or g.n_open:
         check(schedule).raise_if_bad()
-    node = g.node_of_action
-    start = np.array(times.start, dtype=work.dtype)[node] + before[schedule.slot_of_action]
-    end = np.array(times.end, dtype=work.dtype)[node] - after[schedule.slot_of_action]
+    table = CostTable(costs, schedule)
+    before, after = table.lanes()
+    delays = table.delays(g.source, g.crosses)
+    start, end = _times(g, table, delays, before, after)
     if schedule.has_communication and not blocking and costs.lane is None:
         _wait_from_post(schedule, g, start)
     return Timeline(
         schedule=schedule, graph=g, start=start, end=end, before=before, after=after,
         delays=delays, ticks=table.ticks, unit=costs.unit, bytes=costs.bytes,
     )  # fmt: skip
+
+
+def _times(
+    g: Graph, table: CostTable, delays: np.ndarray, before: np.ndarray, after: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Start and end of the work of each action, in ticks."""
+    schedule, lanes = g.schedule, table.costs.lane is not None
+    durations = table.work()
+    if lanes:
+        durations = before + durations + after
+    if schedule.has_communication:  # a slot may be several nodes
+        durations = durations[schedule.slot_of_action[g.first_action]]
+    start, end, _ = longest_path(g, durations, delays)
+    if not schedule.is_single or schedule.has_communication:
+        start, end = start[g.node_of_action], end[g.node_of_action]
+    if lanes:
+        start += before[schedule.slot_of_action]
+        end -= after[schedule.slot_of_action]
+    return start, end
 
 
 def _wait_from_post(schedule: Schedule, g, start: np.ndarray) -> None:

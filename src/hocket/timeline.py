@@ -1,6 +1,6 @@
 """Spans with times, simulated or measured, and everything one can ask of them.
 
-Imports ir, deps, graph, costs, errors.
+Imports ir, deps, loops, graph, costs, errors.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hocket import loops
 from hocket.costs import Bytes, Number, Ticks, per_stage
 from hocket.deps import EFFECTS, EVALUATION
 from hocket.graph import Graph
@@ -73,6 +74,30 @@ class RankSummary(NamedTuple):
     peak_bytes: float
     waits: dict[str, Number]
     bubble: dict[str, Number]
+
+
+class _Totals(NamedTuple):
+    """Of each queue: first and last occupied tick, work, transfers; and the peak of a quantity."""
+
+    first: Array
+    last: Array
+    busy: Array
+    transfer: Array
+    peak: Array
+
+
+class _Gaps(NamedTuple):
+    """Idle ticks by queue, `[queue, 3]`; by slot when it could start, what held it, its phase."""
+
+    causes: Array
+    phases: Array
+    free: Array
+    until: Array
+    phase: Array
+
+
+# Which kinds are forwards and which begin the backward: what the phases go by.
+_SIDES = tuple(np.array([kind in some for kind in Kind]) for some in ((Kind.F,), (Kind.B, Kind.I)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,6 +188,8 @@ class Timeline:
     def computes(self) -> Array:
         """Which slots hold work, not only messages, `[slot]`."""
         s = self.schedule
+        if not s.has_communication:
+            return np.ones(s.n_slots, dtype=bool)
         work = np.zeros(s.n_slots, dtype=bool)
         work[s.slot_of_action[self._kinds < Kind.SEND_F]] = True
         return work
@@ -179,29 +206,61 @@ class Timeline:
 
     def _by_slot(self, times: Array, ufunc: np.ufunc) -> Array:
         s = self.schedule
-        if (s.widths == 1).all():
+        if s.is_single:
             return times
         return ufunc.reduceat(times, s.slots[:-1])
 
     @cached_property
     def _worked(self) -> list[int]:
         """Queues that do any work; a queue of messages only is not one to keep busy."""
-        queues = self.schedule.queue_of_slot[self.computes]
-        return np.unique(queues).tolist()
+        s = self.schedule
+        if not s.has_communication:
+            return np.flatnonzero(np.diff(s.starts)).tolist()
+        return np.flatnonzero(np.bincount(s.queue_of_slot[self.computes])).tolist()
 
     @cached_property
+    def _has_lanes(self) -> bool:
+        return bool(self.before.any() or self.after.any())
+
+    @cached_property
+    def _begin(self) -> Array:
+        """First occupied tick of each slot."""
+        return self.slot_start - self.before if self._has_lanes else self.slot_start
+
+    @cached_property
+    def _finish(self) -> Array:
+        """Last occupied tick of each slot."""
+        return self.slot_end + self.after if self._has_lanes else self.slot_end
+
+    def _totals(self, quantity: str) -> _Totals:
+        """The totals of each queue, and the peak of a quantity."""
+        s, n = self.schedule, len(self.schedule.queues)
+        takes, frees = self._table_of_changes(quantity)
+        none = self.before[:0]
+        sums = [np.zeros(n, dtype=self.start.dtype) for _ in range(4)]
+        totals = _Totals(*sums, np.zeros(n))
+        loops.run(
+            loops.totals, len(s.codes),
+            (
+                s.codes, s.slots, s.starts, self.computes, self.slot_start, self.slot_end,
+                self.before if self._has_lanes else none, self.after if self._has_lanes else none,
+                takes.ravel(), frees.ravel(), s.placement.n_stages,
+            ),
+            totals,
+        )  # fmt: skip
+        return totals
+
+    @cached_property
+    def _summed(self) -> _Totals:
+        return self._totals("in_flight")
+
+    @property
     def _busy(self) -> Array:
-        work = np.where(self.computes, self.slot_end - self.slot_start, 0)
-        return self._per_queue(work)
+        return self._summed.busy
 
-    @cached_property
+    @property
     def _transfer(self) -> Array:
-        return self._per_queue(self.before + self.after)
-
-    def _per_queue(self, values: Array) -> Array:
-        total = np.zeros(len(self.schedule.queues), dtype=values.dtype)
-        np.add.at(total, self.schedule.queue_of_slot, values)
-        return total
+        return self._summed.transfer
 
     @cached_property
     def _first(self) -> Number:
@@ -214,16 +273,14 @@ class Timeline:
     @cached_property
     def _rank_extent(self) -> list[tuple[Number, Number]]:
         """First occupied and last occupied tick of each rank."""
-        s = self.schedule
-        rank = s.rank_of_queue[s.queue_of_slot[self.computes]]
-        start = (self.slot_start - self.before)[self.computes]
-        end = (self.slot_end + self.after)[self.computes]
-        by_rank = [np.flatnonzero(rank == r) for r in range(s.p)] if s.p <= 64 else None
-        if by_rank is None:
-            order = np.argsort(rank, kind="stable")
-            by_rank = np.split(order, np.searchsorted(rank[order], np.arange(1, s.p)))
-        zero = start.dtype.type(0)
-        return [(start[i].min(), end[i].max()) if len(i) else (zero, zero) for i in by_rank]
+        totals, worked = self._summed, set(self._worked)
+        zero = self.start.dtype.type(0)
+        out = []
+        for queues in self._queues_of_rank:
+            mine = [q for q in queues if q in worked]
+            extent = (totals.first[mine].min(), totals.last[mine].max()) if mine else (zero, zero)
+            out.append(extent)
+        return out
 
     # --- memory -------------------------------------------------------------------------
 
@@ -255,6 +312,17 @@ class Timeline:
     def _changes(self, quantity: str) -> tuple[Array, Array]:
         """What each slot takes and frees of a quantity, `[slot]` both."""
         s = self.schedule
+        table, stages = self._table_of_changes(quantity), stages_of(s.codes)
+        takes, frees = np.zeros(s.n_slots), np.zeros(s.n_slots)
+        if s.is_single:
+            return table[0, self._kinds, stages], table[1, self._kinds, stages]
+        np.add.at(takes, s.slot_of_action, table[0, self._kinds, stages])
+        np.add.at(frees, s.slot_of_action, table[1, self._kinds, stages])
+        return takes, frees
+
+    def _table_of_changes(self, quantity: str) -> Array:
+        """What an action takes at its start and frees at its end, `[2, kind, stage]`."""
+        s = self.schedule
         n = s.placement.n_stages
         sizes = {"in_flight": (1,) * n} if quantity == "in_flight" else self._sizes(n)
         wanted = set(sizes) if quantity == "bytes" else {quantity}
@@ -264,13 +332,7 @@ class Timeline:
                 for name, factor in changes.items():
                     if name in wanted:
                         table[row, kind] += factor * np.array(sizes[name], dtype=float)
-        stages = stages_of(s.codes)
-        takes, frees = np.zeros(s.n_slots), np.zeros(s.n_slots)
-        if (s.widths == 1).all():
-            return table[0, self._kinds, stages], table[1, self._kinds, stages]
-        np.add.at(takes, s.slot_of_action, table[0, self._kinds, stages])
-        np.add.at(frees, s.slot_of_action, table[1, self._kinds, stages])
-        return takes, frees
+        return table
 
     def _sizes(self, n: int) -> dict[str, tuple[Number, ...]]:
         b = self.bytes
@@ -282,7 +344,10 @@ class Timeline:
         }
 
     def peaks(self, quantity: str) -> list[float]:
-        """Highest level of a quantity on each rank."""
+        """Highest level of a quantity on each rank, 0 where nothing is ever held."""
+        if all(len(queues) == 1 for queues in self._queues_of_rank):
+            totals = self._summed if quantity == "in_flight" else self._totals(quantity)
+            return totals.peak.tolist()
         return [float(v.max()) if len(v) else 0.0 for _, v in self.levels(quantity)]
 
     @cached_property
@@ -304,92 +369,53 @@ class Timeline:
     @cached_property
     def _idle(self) -> tuple[Array, Array]:
         """Idle ticks of each queue by cause and by phase, `[queue, 3]` both."""
-        s, slots = self.schedule, self._working_slots
-        queue = s.queue_of_slot[slots]
-        causes = np.zeros((len(s.queues), len(CAUSES)), dtype=self.start.dtype)
-        phases = np.zeros((len(s.queues), len(PHASES)), dtype=self.start.dtype)
-        free, begin = self._free_before, (self.slot_start - self.before)[slots]
-        ended = np.clip(self._needed_until(slots, begin), free, np.maximum(begin, free))
-        np.add.at(causes[:, 0], queue, ended - free)
-        np.add.at(causes[:, 1], queue, np.maximum(begin - ended, 0))
-        np.add.at(phases, (queue, self._phase), np.maximum(begin - free, 0))
-        last = np.full(len(s.queues), self._first, dtype=self.start.dtype)
-        np.maximum.at(last, queue, (self.slot_end + self.after)[slots])
+        totals, n = self._summed, len(self.schedule.queues)
+        causes, phases = self._gaps(0, n, told=False)[:2]
+        last = np.where(np.isin(np.arange(n), self._worked), totals.last, self._first)
         causes[:, 2] = self._last - last
         phases[:, 2] += self._last - last
         return causes, phases
 
-    @cached_property
-    def _working_slots(self) -> Array:
-        return np.flatnonzero(self.computes)
-
-    @cached_property
-    def _free_before(self) -> Array:
-        """When the queue of each working slot fell free before it."""
-        slots = self._working_slots
-        queue = self.schedule.queue_of_slot[slots]
-        free = np.full(len(slots), self._first, dtype=self.start.dtype)
-        same = queue[1:] == queue[:-1]
-        free[1:][same] = (self.slot_end + self.after)[slots[:-1]][same]
-        return free
-
-    @cached_property
-    def _phase(self) -> Array:
-        """Phase of each working slot: 0 up to the queue's first backward, 2 after its last F."""
-        s, slots = self.schedule, self._working_slots
-        flags = np.zeros((2, s.n_slots), dtype=np.int64)
-        flags[0, s.slot_of_action[np.isin(self._kinds, (Kind.B, Kind.I))]] = 1
-        flags[1, s.slot_of_action[self._kinds == Kind.F]] = 1
-        backward, forward = flags[:, slots]
-        queue = s.queue_of_slot[slots]
-        first = np.searchsorted(queue, queue)  # the first working slot of the same queue
-        backwards_before = np.cumsum(backward) - backward
-        forwards_before = np.cumsum(forward) - forward
-        forwards = np.bincount(queue, forward, minlength=len(s.queues))[queue]
-        warm_up = backwards_before == backwards_before[first]
-        cool_down = forwards_before - forwards_before[first] >= forwards
-        return np.where(warm_up, 0, np.where(cool_down, 2, 1))
-
-    def _needed_until(self, slots: Array, begin: Array) -> Array:
-        """When what each slot waited for longest had ended; `begin` where it waited for none."""
-        nodes = self.graph.node_of_action[self.schedule.slots[slots]]
-        end = self._occupied[1]
-        if self.schedule.has_communication:
-            found = [self._binding(int(node)) for node in nodes]
-            return np.array(
-                [b if f is None else end[f[0]] for b, f in zip(begin, found, strict=True)],
-                dtype=begin.dtype,
-            )
-        out = begin.copy()
-        edge = self._binding_edge[nodes]
-        held = edge < len(self.graph.needs)
-        out[held] = end[self.graph.needs[edge[held]]]
-        return out
-
-    @cached_property
-    def _binding_edge(self) -> Array:
-        """The edge that held each node longest, `[node]`; the number of edges where none did."""
-        g, n_edges = self.graph, len(self.graph.needs)
-        out = np.full(g.n_nodes, n_edges, dtype=np.int64)
-        filled = np.flatnonzero(np.diff(g.need_starts))
-        if len(filled):
-            ready = self._occupied[1][g.needs] + self.delays
-            starts = g.need_starts[filled]
-            counts = np.diff(np.append(starts, n_edges))
-            latest = np.repeat(np.maximum.reduceat(ready, starts), counts)
-            order = np.where(ready == latest, np.arange(n_edges), n_edges)
-            out[filled] = np.minimum.reduceat(order, starts)
-        return out
+    def _gaps(self, first: int, last: int, *, told: bool) -> _Gaps:
+        """The idle time of queues first to last; if told, of each of their slots too."""
+        s, g = self.schedule, self.graph
+        starts = s.starts[first : last + 1]
+        n_slots = int(starts[-1] - starts[0]) if told else 0
+        causes, phases = (
+            np.zeros((last - first) * 3, dtype=self.start.dtype) for _ in (CAUSES, PHASES)
+        )
+        free, until = (np.zeros(n_slots, dtype=self.start.dtype) for _ in range(2))
+        phase_of = np.zeros(n_slots, dtype=np.int64)
+        loops.run(
+            loops.idleness, len(s.codes),
+            (
+                s.codes, s.slots, starts, self.computes, self._begin, self._finish,
+                g.nodes.of_action, g.need_starts, g.needs, self.delays, self._occupied[1],
+                self._receiving, g.heads, *_SIDES, self._first.item(),
+            ),
+            (causes, phases, free, until, phase_of),
+        )  # fmt: skip
+        return _Gaps(causes.reshape(-1, 3), phases.reshape(-1, 3), free, until, phase_of)
 
     @cached_property
     def _occupied(self) -> tuple[Array, Array]:
         """First and last occupied tick of each node of the graph."""
+        if not self.schedule.has_communication:
+            return self._begin, self._finish
         nodes = self.graph.first_action
         slots = self.schedule.slot_of_action[nodes]
         compute = self._kinds[nodes] < Kind.SEND_F
         start = np.where(compute, self.slot_start[slots], self.start[nodes]) - self.before[slots]
         end = np.where(compute, self.slot_end[slots], self.end[nodes]) + self.after[slots]
         return start, end
+
+    @cached_property
+    def _receiving(self) -> Array:
+        """Which nodes are a RECV, `[node]`; empty where no messages stand in the order."""
+        if not self.schedule.has_communication:
+            return np.zeros(0, dtype=bool)
+        kinds = self._kinds[self.graph.first_action]
+        return (kinds == Kind.RECV_F) | (kinds == Kind.RECV_B)
 
     def _slot_of_node(self, node: int) -> int:
         return int(self.schedule.slot_of_action[self.graph.first_action[node]])
@@ -400,38 +426,23 @@ class Timeline:
 
     def _binding(self, node: int) -> tuple[int, int] | None:
         """The (node, edge) that held this node longest; a RECV is seen through to its SEND."""
-        _, end = self._occupied
-        candidates = [(int(self.graph.needs[e]), e) for e in self.graph.edges_of(node)]
-        ready = [end[source] + self.delays[e] for source, e in candidates]
-        if node > 0 and node not in self._heads and self._receives(node - 1):  # it held the queue
-            candidates.append((node - 1, -1))
-            ready.append(end[node - 1])
-        if not candidates:
-            return None
-        source, edge = candidates[max(range(len(ready)), key=ready.__getitem__)]
-        if self._receives(source):
-            return self._binding(source) or (source, edge)
-        return source, edge
-
-    @cached_property
-    def _heads(self) -> set[int]:
-        """The first node of each chain."""
-        return set(self.graph.chains[:-1].tolist())
-
-    def _receives(self, node: int) -> bool:
-        kind = self._kinds[self.graph.first_action[node]]
-        return kind in (Kind.RECV_F, Kind.RECV_B)
+        g = self.graph
+        source, edge = loops.binding(
+            node, g.need_starts, g.needs, self.delays, self._occupied[1], self._receiving, g.heads
+        )
+        return None if source < 0 else (int(source), int(edge))
 
     def gaps(self, queue: Queue) -> Iterator[Gap]:
         """Every idle stretch of a queue between the step's first start and last end."""
-        s = self.schedule
-        mine = np.flatnonzero(s.queue_of_slot[self._working_slots] == s.queues.index(queue))
-        slots = self._working_slots[mine]
-        begin, free = (self.slot_start - self.before)[slots], self._free_before[mine]
-        for i in np.flatnonzero(begin > free).tolist():
-            phase = PHASES[self._phase[mine[i]]]
-            yield from self._gap(queue, int(slots[i]), free[i], begin[i], phase)
-        last = (self.slot_end + self.after)[slots[-1]] if len(slots) else self._first
+        s, q = self.schedule, self.schedule.queues.index(queue)
+        base = int(s.starts[q])
+        found = self._gaps(q, q + 1, told=True)
+        begin = self._begin[base : s.starts[q + 1]]
+        idle = self.computes[base : s.starts[q + 1]] & (begin > found.free)
+        for i in np.flatnonzero(idle).tolist():
+            phase = PHASES[found.phase[i]]
+            yield from self._gap(queue, base + i, found.free[i], begin[i], phase)
+        last = self._summed.last[q] if q in self._worked else self._first
         if self._last > last:
             at = (self.ticks.value(last - self._first), self.ticks.value(self._last - self._first))
             yield Gap(queue, *at, "end", "cool-down", None, None, None)
@@ -468,7 +479,7 @@ class Timeline:
         while True:
             binding = self._binding(node)
             ready = None if binding is None else end[binding[0]] + self.delays[binding[1]]
-            previous = None if node in self._heads else node - 1
+            previous = None if self.graph.heads[node] else node - 1
             by_queue = previous is not None and (ready is None or end[previous] >= ready)
             after = "queue" if by_queue else "start" if binding is None else "message"
             slot = self._slot_of_node(node)

@@ -5,12 +5,16 @@ Imports ir, deps, graph, errors.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
+from hocket import loops
 from hocket.deps import MESSAGE
 from hocket.errors import ScheduleError
 from hocket.graph import graph
 from hocket.ir import (
+    Array,
     Kind,
     Line,
     Schedule,
@@ -37,29 +41,35 @@ def insert_communication(schedule: Schedule) -> Schedule:
     """
     if schedule.has_communication:
         raise ScheduleError(f"{schedule.name} has SEND and RECV actions already")
-    messages = _messages(schedule)
-    lines: list[list[int]] = [[] for _ in schedule.queues]
-    widths: list[list[int]] = [[] for _ in schedule.queues]
-    codes, offsets = schedule.codes.tolist(), schedule.slots.tolist()
-    queue_of = schedule.queue_of_slot.tolist()
-    for slot in _rounds(schedule):
-        q = queue_of[slot]
-        actions = range(offsets[slot], offsets[slot + 1])
-        lines[q].extend(codes[a] for a in actions)
-        widths[q].append(len(actions))
-        for a in actions:
-            if a in messages:
-                send, receive, to = messages[a]
-                for queue, code in ((q, send), (to, receive)):
-                    lines[queue].append(code)
-                    widths[queue].append(1)
-    made = [
-        Line(np.array(c, dtype=np.int64), np.array(w, dtype=np.int64))
-        for c, w in zip(lines, widths, strict=True)
-    ]
-    return Schedule.from_lines(
-        schedule.name, schedule.placement, dict(zip(schedule.queues, made, strict=True))
+    messages, n = _messages(schedule), len(schedule.queues)
+    sequence = _rounds(schedule)
+    queue_of_slot = schedule.queue_of_slot
+    added = np.bincount(queue_of_slot[schedule.slot_of_action[messages.action]], minlength=n)
+    added += np.bincount(messages.receiver, minlength=n)
+    code_at, width_at = (
+        _starts(np.diff(x) + added) for x in (schedule.slots[schedule.starts], schedule.starts)
     )
+    places = np.full(len(schedule.codes), -1, dtype=np.int32)
+    places[messages.action] = np.arange(len(messages.action), dtype=np.int32)
+    codes = np.empty(code_at[-1], dtype=np.int64)
+    widths = np.empty(width_at[-1], dtype=np.int64)
+    loops.run(
+        loops.place_messages, len(codes),
+        (
+            sequence, queue_of_slot, schedule.codes, schedule.slots, messages.send,
+            messages.receive, messages.receiver, places,
+        ),
+        (codes, widths, code_at[:-1].copy(), width_at[:-1].copy()),
+    )  # fmt: skip
+    slots = _starts(widths)
+    return Schedule(schedule.name, schedule.placement, schedule.queues, codes, slots, width_at)
+
+
+def _starts(lengths: Array) -> Array:
+    """Where each of some parts laid end to end starts, and where the last ends."""
+    starts = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=starts[1:])
+    return starts
 
 
 def strip_communication(schedule: Schedule) -> Schedule:
@@ -76,15 +86,24 @@ def strip_communication(schedule: Schedule) -> Schedule:
     return Schedule.from_lines(schedule.name, schedule.placement, lines)
 
 
-def _messages(schedule: Schedule) -> dict[int, tuple[int, int, int]]:
-    """For each action whose result leaves its rank: (send, receive, receiving queue)."""
+class _Messages(NamedTuple):
+    """The messages of an order: whose result it carries, codes, and the receiving queue."""
+
+    action: Array
+    send: Array
+    receive: Array
+    receiver: Array
+
+
+def _messages(schedule: Schedule) -> _Messages:
+    """One message for each action whose result leaves its rank."""
     table = schedule.placement.rank_table(schedule.queues)
     path_of = np.array(schedule.placement.path_of)
     lengths = schedule.placement.lengths
     kinds, stages = kinds_of(schedule.codes), stages_of(schedule.codes)
     mbs = mbs_of(schedule.codes)
     ranks = schedule.rank_of_queue
-    out = {}
+    rows = []
     for kind, (send, receive, offset) in MESSAGE.items():
         (at,) = np.nonzero(kinds == kind)
         to = stages[at] + offset
@@ -94,32 +113,23 @@ def _messages(schedule: Schedule) -> dict[int, tuple[int, int, int]]:
         own = schedule.queue_of_slot[schedule.slot_of_action[at]]
         leaves = ranks[queue] != ranks[own]
         at, to, queue = at[leaves], to[leaves], queue[leaves]
-        sends = encode(int(send), stages[at], mbs[at]).tolist()
-        receives = encode(int(receive), to, mbs[at]).tolist()
-        out.update(zip(at.tolist(), zip(sends, receives, queue.tolist(), strict=True), strict=True))
-    return out
+        sends = encode(int(send), stages[at], mbs[at])
+        rows.append((at, sends, encode(int(receive), to, mbs[at]), queue))
+    return _Messages(*map(np.concatenate, zip(*rows, strict=True)))
 
 
-def _rounds(schedule: Schedule) -> list[int]:
+def _rounds(schedule: Schedule) -> Array:
     """An order in which all slots can run: every queue in turn runs its next slot if it can."""
-    g = graph(schedule)
-    needs, need_starts = g.needs.tolist(), g.need_starts.tolist()
-    cursor, last = schedule.starts[:-1].tolist(), schedule.starts[1:].tolist()
-    done = [False] * schedule.n_slots
-    open_queues = [q for q in range(len(cursor)) if cursor[q] < last[q]]
-    order: list[int] = []
-    while open_queues:
-        before = len(order)
-        for q in open_queues:
-            i = cursor[q]
-            if all(done[needs[e]] for e in range(need_starts[i], need_starts[i + 1])):
-                done[i] = True
-                cursor[q] = i + 1
-                order.append(i)
-        if len(order) == before:
-            waiting = action_of(int(schedule.codes[schedule.slots[cursor[open_queues[0]]]]))
-            raise ScheduleError(
-                f"{schedule.name} cannot run: {waiting} waits forever; `check` prints the circle"
-            )
-        open_queues = [q for q in open_queues if cursor[q] < last[q]]
-    return order
+    g, n = graph(schedule), schedule.n_slots
+    cursor, sequence = schedule.starts[:-1].copy(), np.zeros(n, dtype=np.int32)
+    n_done = loops.run(
+        loops.rounds, n, (schedule.starts, g.need_starts, g.needs),
+        (np.zeros(n, dtype=bool), cursor, sequence),
+    )  # fmt: skip
+    if n_done < n:
+        first = cursor[cursor < schedule.starts[1:]][0]
+        waiting = action_of(int(schedule.codes[schedule.slots[first]]))
+        raise ScheduleError(
+            f"{schedule.name} cannot run: {waiting} waits forever; `check` prints the circle"
+        )
+    return sequence

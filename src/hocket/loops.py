@@ -1,0 +1,502 @@
+"""The inner loops over a schedule's arrays: plain Python, and the same functions compiled.
+
+Small schedules run the functions as they stand, on lists; large ones run them compiled by numba
+on arrays (`run` chooses). No rule is written here: what waits for what comes in as arrays made
+from `deps.py`. Imports ir.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import numpy as np
+
+from hocket.ir import kinds_of, mbs_of, stages_of
+
+# --- the order and the graph ------------------------------------------------------------------
+
+
+def locate(
+    codes, slots, starts, rank_of_queue, home, path_of, lengths, n_stages, first_message, empty,
+    table, counts,
+):  # fmt: skip
+    """Writes every action's position to `table[kind, stage, mb]`; returns how many are odd.
+
+    Odd: of no stage or microbatch, on a queue that is not `home[path, stage]`, or doubled.
+    """
+    m, n_odd = len(path_of), 0
+    cells = n_stages * m
+    for q in range(len(starts) - 1):
+        for a in range(slots[starts[q]], slots[starts[q + 1]]):
+            code = codes[a]
+            kind, stage, mb = kinds_of(code), stages_of(code), mbs_of(code)
+            if mb >= m or stage >= lengths[mb]:
+                n_odd += 1
+                continue
+            own = home[path_of[mb] * n_stages + stage]
+            if own != q and (kind < first_message or rank_of_queue[own] != rank_of_queue[q]):
+                n_odd += 1
+            if counts[kind] == 0:
+                for cell in range(kind * cells, (kind + 1) * cells):
+                    table[cell] = empty
+            counts[kind] += 1
+            cell = kind * cells + stage * m + mb
+            if table[cell] != empty:
+                n_odd += 1
+            table[cell] = a
+    return n_odd
+
+
+def census(table, present, lengths, n_stages, empty, counts):
+    """Counts the (stage, microbatch) pairs by the set of kinds they have, as bits of a number."""
+    m = len(lengths)
+    cells = n_stages * m
+    for stage in range(n_stages):
+        for mb in range(m):
+            if stage < lengths[mb]:
+                kinds = 0
+                for kind in range(len(present)):
+                    if present[kind] and table[kind * cells + stage * m + mb] != empty:
+                        kinds |= 1 << kind
+                counts[kinds] += 1
+
+
+def link(
+    codes, first, visit, node_of, chains, ranks, posts, lengths, n_stages, slices, table, empty,
+    keep, need_of_kind, offset_of, step_of, source_of, source_kinds, source_shifts,
+    need_starts, needs, source, target, crosses,
+):  # fmt: skip
+    """Writes what every node waits for; returns the numbers of edges, open needs and late ones.
+
+    Node i holds the actions `visit[first[i]:first[i + 1]]`, or those positions themselves where
+    `visit` is empty, and is its own action where `node_of` is empty. Edges that a chain's own
+    order implies are left out unless `keep`. Late: a source that stands behind in the same chain.
+    """
+    m, n_edges, n_open, n_late = len(lengths), 0, 0, 0
+    cells, n_serial = n_stages * m, len(first) - 1 - len(posts)
+    for chain in range(len(chains) - 1):
+        last = chains[chain + 1]
+        for i in range(chains[chain], last):
+            for v in range(first[i], first[i + 1]):
+                a = visit[v] if len(visit) else v
+                code = codes[a]
+                kind, stage, mb = kinds_of(code), stages_of(code), mbs_of(code)
+                if mb >= m or stage >= lengths[mb]:
+                    continue
+                for need in range(need_of_kind[kind], need_of_kind[kind + 1]):
+                    wanted = stage + offset_of[need]
+                    if wanted < 0 or wanted >= lengths[mb]:
+                        continue
+                    step = step_of[need]
+                    if step != 0 and not 0 <= mb % slices + step < slices:
+                        continue
+                    j = empty
+                    for s in range(source_of[need], source_of[need + 1]):
+                        cell = source_kinds[s] * cells + (stage + source_shifts[s]) * m + mb + step
+                        j = table[cell]
+                        if j != empty:
+                            break
+                    if j == empty:
+                        n_open += 1
+                        continue
+                    node = node_of[j] if len(node_of) else j
+                    if node > i and node < last:
+                        n_late += 1
+                    if keep or node > i or node < chains[chain]:
+                        needs[n_edges], source[n_edges] = node, j
+                        if len(target):
+                            target[n_edges] = a
+                        crosses[n_edges] = ranks[node] != ranks[i]
+                        n_edges += 1
+            if i >= n_serial and posts[i - n_serial] >= 0:
+                j = posts[i - n_serial]
+                needs[n_edges], source[n_edges] = node_of[j], j
+                target[n_edges], crosses[n_edges] = visit[first[i]], False
+                n_edges += 1
+            need_starts[i + 1] = n_edges
+    return n_edges, n_open, n_late
+
+
+def topological(chains, need_starts, needs, done, waiting, next_waiting, stack, cursor, sequence):
+    """Runs every chain until all stand still; returns how many nodes ran, in `sequence`.
+
+    `stack` holds the chains that may move; a chain that meets an unfinished node joins the list
+    of those waiting for it.
+    """
+    top, n_done = len(stack), 0
+    while top:
+        top -= 1
+        chain = stack[top]
+        i, last = cursor[chain], chains[chain + 1]
+        while i < last:
+            free = True
+            for e in range(need_starts[i], need_starts[i + 1]):
+                j = needs[e]
+                if not done[j]:
+                    next_waiting[chain], waiting[j] = waiting[j], chain
+                    free = False
+                    break
+            if not free:
+                break
+            done[i] = True
+            sequence[n_done] = i
+            n_done += 1
+            woken = waiting[i]
+            while woken >= 0:
+                stack[top] = woken
+                top += 1
+                woken = next_waiting[woken]
+            i += 1
+        cursor[chain] = i
+    return n_done
+
+
+def replay(sequence, heads, need_starts, needs, durations, delays, start, end):
+    """When each node starts and ends, taken in an order in which all can run."""
+    for i in sequence:
+        time = 0 if heads[i] else end[i - 1]
+        for e in range(need_starts[i], need_starts[i + 1]):
+            ready = end[needs[e]] + delays[e]
+            if ready > time:
+                time = ready
+        start[i] = time
+        end[i] = time + durations[i]
+
+
+def replay_samples(sequence, heads, need_starts, needs, delays, time, end):
+    """Ends of every node in all samples at once, `[node, sample]`.
+
+    `end` holds the durations before and the ends after; `delays` is `[edge, sample]`, or one row
+    for all edges; `time` is room for one number a sample.
+    """
+    shared = len(delays) == 1
+    n = len(time)
+    for i in sequence:
+        mine = end[i]
+        if heads[i]:
+            for k in range(n):
+                time[k] = 0
+        else:
+            before = end[i - 1]
+            for k in range(n):
+                time[k] = before[k]
+        for e in range(need_starts[i], need_starts[i + 1]):
+            theirs = end[needs[e]]
+            delay = delays[0] if shared else delays[e]
+            for k in range(n):
+                ready = theirs[k] + delay[k]
+                time[k] = ready if ready > time[k] else time[k]
+        for k in range(n):
+            mine[k] += time[k]
+
+
+def rounds(starts, need_starts, needs, done, cursor, sequence):
+    """An order in which all slots can run: every queue in turn runs its next slot if it can.
+
+    Returns how many slots ran.
+    """
+    n, n_done, before = len(sequence), 0, -1
+    while n_done < n and n_done > before:
+        before = n_done
+        for q in range(len(starts) - 1):
+            i = cursor[q]
+            if i == starts[q + 1]:
+                continue
+            free = True
+            for e in range(need_starts[i], need_starts[i + 1]):
+                if not done[needs[e]]:
+                    free = False
+                    break
+            if free:
+                done[i] = True
+                cursor[q] = i + 1
+                sequence[n_done] = i
+                n_done += 1
+    return n_done
+
+
+def place_messages(
+    sequence, queue_of_slot, codes, slots, sends, receives, receiver, places, new_codes, new_widths,
+    code_at, width_at,
+):  # fmt: skip
+    """Lays slots down in `sequence`, each message behind its sender's slot and at its receiver.
+
+    `places[a]` is the row of action a's message in `sends`, `receives`, `receiver`; below 0: none.
+    Queue q writes from `code_at[q]` and `width_at[q]` on.
+    """
+    for slot in sequence:
+        q = queue_of_slot[slot]
+        for a in range(slots[slot], slots[slot + 1]):
+            new_codes[code_at[q]] = codes[a]
+            code_at[q] += 1
+        new_widths[width_at[q]] = slots[slot + 1] - slots[slot]
+        width_at[q] += 1
+        for a in range(slots[slot], slots[slot + 1]):
+            k = places[a]
+            if k >= 0:
+                to = receiver[k]
+                new_codes[code_at[q]], new_widths[width_at[q]] = sends[k], 1
+                code_at[q] += 1
+                width_at[q] += 1
+                new_codes[code_at[to]], new_widths[width_at[to]] = receives[k], 1
+                code_at[to] += 1
+                width_at[to] += 1
+
+
+# --- costs and metrics ------------------------------------------------------------------------
+
+
+def gather_work(codes, slots, table, n_columns, n_stages, slices, forward, backward, largest,
+                work, fused):  # fmt: skip
+    """Work of each slot: the sum of its parts; of a forward with a backward, if asked, the largest.
+
+    `table[kind, slice, stage]` has a row for each kind of computation. `fused` says which slots
+    run a forward and a backward together (left alone where it is empty).
+    """
+    for i in range(len(slots) - 1):
+        total = 0 * table[0]
+        longest = total
+        forwards = backwards = False
+        for a in range(slots[i], slots[i + 1]):
+            code = codes[a]
+            kind = kinds_of(code)
+            if kind * n_columns >= len(table):
+                continue
+            column = stages_of(code)
+            if slices > 1:
+                column += mbs_of(code) % slices * n_stages
+            part = table[kind * n_columns + column]
+            total += part
+            longest = max(longest, part)
+            forwards = forwards or forward[kind]
+            backwards = backwards or backward[kind]
+        both = forwards and backwards
+        work[i] = longest if both and largest else total
+        if len(fused):
+            fused[i] = both
+
+
+def totals(codes, slots, starts, computes, slot_start, slot_end, before, after, takes, frees,
+           n_stages, first, last, busy, transfer, peak):  # fmt: skip
+    """Of each queue: first and last occupied tick, work, transfers, and the peak of a quantity.
+
+    Action a takes `takes[kind, stage]` when its slot starts and gives back `frees` when it ends.
+    """
+    lanes = len(before) > 0
+    for q in range(len(starts) - 1):
+        level = 0.0
+        new = True
+        for i in range(starts[q], starts[q + 1]):
+            if lanes:
+                transfer[q] += before[i] + after[i]
+            if not computes[i]:
+                continue
+            begin, finish = slot_start[i], slot_end[i]
+            busy[q] += finish - begin
+            if lanes:
+                begin -= before[i]
+                finish += after[i]
+            if new or begin < first[q]:
+                first[q] = begin
+            if new or finish > last[q]:
+                last[q] = finish
+            new = False
+            taken = freed = 0.0
+            for a in range(slots[i], slots[i + 1]):
+                at = kinds_of(codes[a]) * n_stages + stages_of(codes[a])
+                taken += takes[at]
+                freed += frees[at]
+            level += taken
+            if level > peak[q]:
+                peak[q] = level
+            level -= freed
+
+
+def binding(node, need_starts, needs, delays, end, receives, heads):
+    """The (node, edge) that held a node longest; a RECV is seen through to its SEND.
+
+    Edge -1: the RECV before it in its queue held it. Node -1: nothing held it.
+    """
+    found, found_edge = -1, -1
+    while True:
+        best, best_edge = -1, -1
+        latest = end[node] * 0
+        for e in range(need_starts[node], need_starts[node + 1]):
+            ready = end[needs[e]] + delays[e]
+            if best < 0 or ready > latest:
+                best, best_edge, latest = needs[e], e, ready
+        if len(receives):
+            if not heads[node] and receives[node - 1] and (best < 0 or end[node - 1] > latest):
+                best, best_edge = node - 1, -1
+            if best >= 0:
+                found, found_edge = best, best_edge
+                if receives[best]:
+                    node = best
+                    continue
+        else:
+            found, found_edge = best, best_edge
+        return found, found_edge
+
+
+def idleness(
+    codes, slots, starts, computes, begin, finish, node_of, need_starts, needs, delays, end,
+    receives, heads, forward, backward, zero, causes, phases, free_at, until, phase_of,
+):  # fmt: skip
+    """Idle ticks before each queue's slots by cause and phase, `[queue, 3]`.
+
+    With `free_at`, `until`, `phase_of` also of each slot: when its queue fell free, when what it
+    waited for had ended, and the phase.
+    """
+    told, base = len(phase_of) > 0, starts[0]
+    for q in range(len(starts) - 1):
+        last_forward = starts[q + 1] - 1
+        while last_forward >= starts[q]:
+            some = False
+            for a in range(slots[last_forward], slots[last_forward + 1]):
+                some = some or forward[kinds_of(codes[a])]
+            if some:
+                break
+            last_forward -= 1
+        free, phase, backwards = zero, 0, False
+        for i in range(starts[q], starts[q + 1]):
+            if not computes[i]:
+                continue
+            phase = 0 if not backwards else 2 if i > last_forward else 1
+            if not backwards:
+                for a in range(slots[i], slots[i + 1]):
+                    backwards = backwards or backward[kinds_of(codes[a])]
+            ended = free
+            if begin[i] > free:
+                node = node_of[slots[i]] if len(node_of) else i
+                held, _ = binding(node, need_starts, needs, delays, end, receives, heads)
+                ended = min(max(end[held], free), begin[i]) if held >= 0 else begin[i]
+                causes[3 * q] += ended - free
+                causes[3 * q + 1] += begin[i] - ended
+                phases[3 * q + phase] += begin[i] - free
+            if told:
+                free_at[i - base], until[i - base], phase_of[i - base] = free, ended, phase
+            free = finish[i]
+
+
+# --- compiled or not ----------------------------------------------------------------------------
+
+LOOPS = (
+    locate, census, link, topological, replay, replay_samples, rounds, place_messages,
+    gather_work, totals, binding, idleness,
+)  # fmt: skip
+
+# What numba's import and its loading of cached code cost, counted in actions that one plain loop
+# could have gone over in that time. Compiling pays from then on, and nobody pays twice.
+WORTH = 150_000
+SMALLEST = 1_000  # below it a list is as fast as the call of compiled code on arrays
+
+
+class _Chooser:
+    """Decides whether a loop runs compiled; loads numba when the plain loops have cost as much."""
+
+    def __init__(self) -> None:
+        self.forced: bool | None = None
+        self._spent = 0
+        self._compiled: dict[str, Callable[..., Any]] | None = None
+        self._absent = False
+
+    def compiled(self, size: int) -> dict[str, Callable[..., Any]] | None:
+        """The compiled loops, if they are to be used for this many actions."""
+        if self.forced is False or self._absent:
+            return None
+        if self._compiled is None and self.forced is None:
+            self._spent += size
+            if self._spent < WORTH:
+                return None
+        if self._compiled is None:
+            self._load()
+        return self._compiled if size >= SMALLEST or self.forced else None
+
+    def _load(self) -> None:
+        try:
+            import numba
+        except ImportError:
+            self._absent = True
+        else:
+            self._compiled = _compile(numba)
+
+
+_chooser = _Chooser()
+
+
+def run(
+    loop: Callable[..., Any], size: int, inputs: Sequence[Any], outputs: Sequence[np.ndarray] = ()
+) -> Any:
+    """What `loop(*inputs, *outputs)` returns; it writes to the outputs.
+
+    size: how many actions it goes over, which decides whether it runs compiled.
+    """
+    compiled = _chooser.compiled(size)
+    if compiled is not None:
+        return compiled[loop.__name__](*inputs, *outputs)
+    lists = [x.tolist() for x in outputs]
+    given = [x.tolist() if isinstance(x, np.ndarray) else x for x in inputs]
+    result = loop(*given, *lists)
+    for array, values in zip(outputs, lists, strict=True):
+        array[...] = values
+    return result
+
+
+def is_compiled() -> bool:
+    """True when numba is installed (loads it)."""
+    with forced(True):
+        return _chooser.compiled(0) is not None
+
+
+@contextmanager
+def forced(compiled: bool | None) -> Iterator[None]:
+    """Inside it every loop runs compiled (True), or none does (False): for tests and benchmarks."""
+    before, _chooser.forced = _chooser.forced, compiled
+    try:
+        yield
+    finally:
+        _chooser.forced = before
+
+
+def _compile(numba: Any) -> dict[str, Callable[..., Any]]:
+    """Every loop compiled when first called, its code kept on disk for the next process."""
+    names: dict[str, Any] = {"__name__": __name__, "range": range, "len": len}
+    with _cache_folder(numba):
+        for helper in (kinds_of, stages_of, mbs_of):
+            names[helper.__name__] = numba.njit(inline="always")(helper)
+        for loop in LOOPS:
+            copy = FunctionType(loop.__code__, names, loop.__name__)
+            copy.__qualname__ = loop.__qualname__
+            names[loop.__name__] = _jit(numba, copy)
+    return names
+
+
+def _jit(numba: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+    try:
+        return numba.njit(cache=True, nogil=True)(function)
+    except RuntimeError:  # no folder that can be written to
+        return numba.njit(nogil=True)(function)
+
+
+@contextmanager
+def _cache_folder(numba: Any) -> Iterator[None]:
+    """Lets numba keep compiled code in the user's cache, apart for each version of the sources."""
+    import hashlib
+
+    digest = hashlib.sha256()
+    for module in ("hocket.loops", "hocket.ir"):
+        digest.update(Path(str(sys.modules[module].__file__)).read_bytes())
+    root = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
+    before = numba.config.CACHE_DIR
+    if not before:
+        numba.config.CACHE_DIR = str(root / "hocket" / digest.hexdigest()[:16])
+    try:
+        yield
+    finally:
+        numba.config.CACHE_DIR = before
