@@ -102,3 +102,8 @@ def test_empty_slots_are_harmless():
     )
     assert check(s).ok
     assert simulate(s).makespan == 3
+
+
+def test_a_slot_of_work_and_messages_is_refused():
+    s = written("mixed", ["0 1"], "0: 0F0+0SEND_F0 0RECV_B0 0B0", "1: 1RECV_F0 1F0 1B0 1SEND_B0")
+    assert _texts(s) == ["rank 0 slot 0: 0F0+0SEND_F0 holds work and messages; give them apart"]

@@ -66,3 +66,11 @@ def test_two_streams_of_a_rank_count_as_two_queues_to_keep_busy():
 def test_span_is_the_longest_rank_and_makespan_the_whole():
     t = simulate(build("zb-h2", p=4, m=8))
     assert (t.makespan, t.span) == (27, 24)
+
+
+def test_a_posted_receive_begins_when_the_work_before_it_ends():
+    s = written("x", ["0 1"], "0: 0F0 0SEND_F0 0F1 0SEND_F1 0RECV_B0 0B0 0RECV_B1 0B1",
+                "1: 1RECV_F0 1F0 1RECV_F1 1B0 1SEND_B0 1F1 1B1 1SEND_B1")  # fmt: skip
+    t = simulate(s, Costs(F=10, B=20, latency=1))
+    span = {str(x): (t.start[i], t.end[i]) for i, x in enumerate(s.line(Queue(0)))}
+    assert span["0RECV_B0"] == (20, 42)

@@ -62,6 +62,7 @@ def check(schedule: Schedule, transport: str = "tagged") -> Report:
         )
     index = Index(schedule)
     problems = [] if _is_whole(index) else [*_misplaced(schedule, index), *_counts(schedule, index)]
+    problems += _mixed(schedule, index)
     g = graph(schedule, index=index)
     if g.n_late or problems:
         problems += _own_order(schedule, index)
@@ -151,6 +152,22 @@ def _misplaced(schedule: Schedule, index: Index) -> list[Problem]:
         )
         out.append(where.problem(a, text))
     return _some(out, len(wrong) - SHOWN, "misplaced actions")
+
+
+def _mixed(schedule: Schedule, index: Index) -> list[Problem]:
+    """Slots that hold work and messages; a message is no part of what runs together."""
+    if not schedule.has_communication or schedule.is_single:
+        return []
+    where, slots = _Where(schedule), schedule.slots[:-1]
+    message = index.kinds >= Kind.SEND_F
+    both = np.logical_or.reduceat(message, slots) & np.logical_or.reduceat(~message, slots)
+    mixed = np.flatnonzero(both)
+    out = []
+    for slot in mixed[:SHOWN].tolist():
+        a = int(slots[slot])
+        text = f"{where.place(a)}: {schedule.slot(slot)} holds work and messages; give them apart"
+        out.append(where.problem(a, text))
+    return _some(out, len(mixed) - SHOWN, "such slots")
 
 
 # --- complete and unique ------------------------------------------------------------------------

@@ -36,7 +36,7 @@ def simulate(schedule: Schedule, costs: Costs = UNIT, *, blocking: bool = False)
     delays = table.delays(g.source, g.crosses)
     start, end = _times(g, table, delays, before, after)
     if schedule.has_communication and not blocking and costs.lane is None:
-        _wait_from_post(schedule, g, start)
+        _wait_from_post(schedule, g, start, end)
     return Timeline(
         schedule=schedule, graph=g, start=start, end=end, before=before, after=after,
         delays=delays, ticks=table.ticks, unit=costs.unit, bytes=costs.bytes,
@@ -62,10 +62,10 @@ def _times(
     return start, end
 
 
-def _wait_from_post(schedule: Schedule, g, start: np.ndarray) -> None:
+def _wait_from_post(schedule: Schedule, g: Graph, start: np.ndarray, end: np.ndarray) -> None:
     """Lets a posted RECV begin where it is posted, so that its span is the wait."""
     kinds = kinds_of(schedule.codes)
     for action in np.flatnonzero((kinds == Kind.RECV_F) | (kinds == Kind.RECV_B)).tolist():
         node = int(g.node_of_action[action])
         posts = [e for e in g.edges_of(node) if not g.crosses[e]]
-        start[action] = max((start[g.source[e]] for e in posts), default=0)
+        start[action] = max((end[g.source[e]] for e in posts), default=0)
