@@ -1,7 +1,7 @@
-"""Moves receives later in an order, towards the action that uses them.
+"""Moves receives in an order: early enough to overlap, late enough to hold few buffers.
 
-A receive that stands early keeps a buffer, and with NCCL a spinning kernel, for a message that is
-not needed yet. Imports ir, graph, checker.
+A receive that stands late makes its sender wait for the post; one that stands early keeps a buffer,
+and with NCCL a spinning kernel, for a message that is not needed yet. Imports ir.
 """
 
 from __future__ import annotations
@@ -28,6 +28,55 @@ def defer_receives(schedule: Schedule, *, lead: int = 1) -> Schedule:
         joined = np.concatenate(codes) if codes else np.empty(0, dtype=np.int64)
         lines[queue] = Line(joined, widths)
     return Schedule.from_lines(schedule.name, schedule.placement, lines)
+
+
+def place_receives(schedule: Schedule, *, lead: int = 2) -> Schedule:
+    """The schedule with each RECV posted `lead` computing slots before its consumer.
+
+    For transports with tags only: receives may pass each other and the sends. A gradient is never
+    posted before the output it belongs to was sent, since that says how large it is.
+    """
+    lines = {}
+    for q, queue in enumerate(schedule.queues):
+        slots = range(int(schedule.starts[q]), int(schedule.starts[q + 1]))
+        order = _placed(schedule, slots, lead)
+        codes = [schedule.codes[schedule.slots[i] : schedule.slots[i + 1]] for i in order]
+        joined = np.concatenate(codes) if codes else np.empty(0, dtype=np.int64)
+        lines[queue] = Line(joined, schedule.widths[order])
+    return Schedule.from_lines(schedule.name, schedule.placement, lines)
+
+
+def _placed(schedule: Schedule, slots: range, lead: int) -> list[int]:
+    """The slots of a queue with the receives at their new places."""
+    kinds = kinds_of(schedule.codes).tolist()
+    stages, mbs = stages_of(schedule.codes).tolist(), mbs_of(schedule.codes).tolist()
+    bounds = schedule.slots.tolist()
+    others: list[int] = []  # slots that are not a RECV alone
+    computes: list[int] = []  # places in `others` of those that compute
+    where: dict[tuple[int, int, int], tuple[int, int]] = {}  # action -> place, computes before it
+    receives: list[int] = []
+    for i in slots:
+        parts = range(bounds[i], bounds[i + 1])
+        if len(parts) == 1 and kinds[parts[0]] in _CONSUMERS:
+            receives.append(i)
+            continue
+        for a in parts:
+            where[kinds[a], stages[a], mbs[a]] = len(others), len(computes)
+        if any(kinds[a] < Kind.SEND_F for a in parts):
+            computes.append(len(others))
+        others.append(i)
+    before: dict[int, list[int]] = {}
+    for i in receives:
+        a = bounds[i]
+        at = (stages[a], mbs[a])
+        user = min(where[k, *at][1] for k in _CONSUMERS[Kind(kinds[a])] if (k, *at) in where)
+        place = computes[max(user - lead, 0)]
+        sent = where.get((Kind.SEND_F, *at)) if kinds[a] == Kind.RECV_B else None
+        before.setdefault(place if sent is None else max(place, sent[0] + 1), []).append(i)
+    out: list[int] = []
+    for place, i in enumerate(others):
+        out += [*before.get(place, ()), i]
+    return out
 
 
 def _deferred(schedule: Schedule, slots: range, lead: int) -> list[int]:

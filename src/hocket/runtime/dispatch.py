@@ -9,6 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from time import monotonic, perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -109,9 +110,9 @@ class ReadyExecution(Execution):
     """
 
     def __init__(self, program: Program, parts: Parts, wire: WatchedWire | None) -> None:
-        super().__init__(program, parts)
+        super().__init__(_waiting(program), parts)
         self.wire = wire
-        self.units, self.rest = _units(program)
+        self.units, self.rest = _units(self.program)
         levels = np.cumsum([u.flight for u in self.units])
         self.cap = int(levels.max()) if len(levels) else 0
 
@@ -185,14 +186,20 @@ class ReadyExecution(Execution):
         return True
 
 
-def _units(program: Program) -> tuple[list[Unit], tuple[int, ...]]:
-    """A program cut into units, and what comes after the last one.
+def _waiting(program: Program) -> Program:
+    """The program with every send waited for: out of order, none is known to be complete."""
+    entries = tuple(
+        e._replace(role=Role.RELEASE) if e.role is Role.FREE else e for e in program.entries
+    )
+    return replace(program, entries=entries)
 
-    Those are the releases: out of order, nobody knows earlier which sends are complete.
-    """
+
+def _units(program: Program) -> tuple[list[Unit], tuple[int, ...]]:
+    """A program cut into units, and what comes after the last one: all sends are waited for."""
     post_of = {e.action: i for i, e in enumerate(program.entries) if e.role is Role.POST}
     runs = [i for i, e in enumerate(program.entries) if e.role is Role.RUN]
     unit_of = {program.entries[i].action: u for u, i in enumerate(runs)}
+    rest = tuple(i for i, e in enumerate(program.entries) if e.role is Role.RELEASE)
     units: list[Unit] = []
     waits: list[int] = []
     after: list[int] = []
@@ -213,7 +220,7 @@ def _units(program: Program) -> tuple[list[Unit], tuple[int, ...]]:
         change = effect.takes.get("in_flight", 0) - effect.frees.get("in_flight", 0)
         needs = frozenset(unit_of[a] for a in program.local.get(action, ()) if a in unit_of)
         units.append(Unit(action, needs, posts, before, i, tuple(behind), change))
-    return units, tuple(i for i, e in enumerate(program.entries) if e.role is Role.RELEASE)
+    return units, rest
 
 
 Make = Callable[[Program, Parts], Execution]

@@ -5,7 +5,7 @@ Imports program, stage, transport.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 
@@ -27,8 +27,10 @@ class Parts:
     stages: Mapping[int, Stage]
     down: Mapping[int, Downstream]
     up: Mapping[int, Upstream]
-    last: Mapping[int, frozenset[int]]
-    """Stage -> the microbatches whose path ends there."""
+    first: Sequence[int]
+    """The microbatches whose path begins on this rank."""
+    last: Mapping[int, Sequence[int]]
+    """Stage -> the microbatches whose path ends there on this rank."""
     training: bool
 
 
@@ -106,6 +108,8 @@ TABLE: dict[tuple[Role, Kind], Bind] = {
     (Role.HAND, Kind.F): _hand_on,
     (Role.HAND, Kind.B): _hand_back,
     (Role.HAND, Kind.I): _hand_back,
+    (Role.FREE, Kind.SEND_F): lambda parts, stage, mb: parts.down[stage].free,
+    (Role.FREE, Kind.SEND_B): lambda parts, stage, mb: parts.up[stage].free,
     (Role.RELEASE, Kind.SEND_F): lambda parts, stage, mb: parts.down[stage].release,
     (Role.RELEASE, Kind.SEND_B): lambda parts, stage, mb: parts.up[stage].release,
 }

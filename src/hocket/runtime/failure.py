@@ -155,7 +155,7 @@ def failure(
     error: BaseException, rank: int, at: Place, communicating: bool, board: Board
 ) -> RunError:
     """The error to raise on this rank: it names the first rank that failed, where and why."""
-    record = board.failed(GRACE if communicating else 0.0)
+    record = board.failed(GRACE if communicating and not _timed_out(error) else 0.0)
     if record is None:
         record = board.first(_record(error, rank, at, communicating, board))
     text = record["text"]
@@ -171,12 +171,17 @@ def _record(
         what = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
         text = f"rank {rank} failed in {at.action}: {what}"
         return {"rank": rank, "action": at.action, "text": text, "told_by": rank}
-    if "imed out" not in str(error):
+    if not _timed_out(error):
         culprit, action = at.waits_for if at.waits_for is not None else (None, at.action)
         who = "another rank" if culprit is None else f"rank {culprit}"
         text = f"{who} is gone (killed?): rank {rank} was {at}, when the connection broke"
         return {"rank": culprit, "action": action, "text": text, "told_by": rank}
     return _hang(rank, at, board)
+
+
+def _timed_out(error: BaseException) -> bool:
+    text = str(error).lower()
+    return "timed out" in text or "timeout" in text
 
 
 def _hang(rank: int, at: Place, board: Board) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from hocket.errors import HocketError, RunError, UsageError
 from hocket.ir import Kind, Schedule, kinds_of, stages_of
 from hocket.lower import insert_communication
 from hocket.lower.evaluation import forward_only
-from hocket.lower.receives import defer_receives
+from hocket.lower.receives import place_receives
 from hocket.lower.slots import forwards_first
 from hocket.runtime import split, verify
-from hocket.runtime.data import microbatches, shares, to_device
+from hocket.runtime.data import microbatches, shares
 from hocket.runtime.dispatch import DISPATCH
 from hocket.runtime.execute import Execution, Parts
 from hocket.runtime.failure import STAY, Board, Place, Silence, Watch, failure, place
@@ -164,18 +164,23 @@ class Pipeline:
     ) -> Execution:
         """The order as calls on these stages, with message boundaries of its own."""
         placement = lowered.placement
+        lengths, m = placement.lengths.tolist(), placement.m
+        first = [mb for mb in range(m) if placement.queue(0, mb).rank == self.rank]
         last = {
-            s: frozenset(mb for mb in range(placement.m) if placement.lengths[mb] == s + 1)
+            s: [
+                mb for mb in range(m)
+                if lengths[mb] == s + 1 and placement.queue(s, mb).rank == self.rank
+            ]
             for s in stages
-        }
+        }  # fmt: skip
         down: dict[int, Downstream] = {}
         up: dict[int, Upstream] = {}
         if self.wire is not None:
-            n, m = placement.n_stages, placement.m
+            n = placement.n_stages
             for s in stages:
                 down[s] = Downstream(self.wire, s, n, m, _peers(lowered, s + 1))
                 up[s] = Upstream(self.wire, s - 1, n, m, _peers(lowered, s - 1))
-        parts = Parts(stages, down, up, last, training)
+        parts = Parts(stages, down, up, first, last, training)
         return execute(programs(lowered, [self.rank])[0], parts, self.wire)
 
     # --- running ----------------------------------------------------------------------------
@@ -249,17 +254,14 @@ class Pipeline:
     ) -> None:  # fmt: skip
         """Puts this rank's microbatches into its first and last stages."""
         parts, placement = execution.parts, execution.program.schedule.placement
-        firsts = [mb for mb in range(placement.m) if placement.queue(0, mb).rank == self.rank]
+        firsts = parts.first
         if firsts:
             if inputs is None:
                 raise RunError(f"rank {self.rank} runs stage 0, so it needs inputs")
-            values = microbatches(inputs, placement.m, "inputs")
+            values = microbatches(inputs, placement.m, "inputs", self.device)
             for mb in firsts:
-                stages[0].inputs[mb] = (to_device(values[mb], self.device),)
-        lasts = [
-            (s, mb) for s, mbs in parts.last.items() for mb in mbs
-            if placement.queue(s, mb).rank == self.rank
-        ]  # fmt: skip
+                stages[0].inputs[mb] = (values[mb],)
+        lasts = [(s, mb) for s, mbs in parts.last.items() for mb in mbs]
         for s in stages:
             stages[s].targets[:] = [None] * placement.m
         if not lasts or (targets is None and not parts.training):
@@ -267,15 +269,15 @@ class Pipeline:
         if targets is None or self.loss is None:
             what = "targets" if targets is None else "loss="
             raise RunError(f"rank {self.rank} runs the last stage, so it needs {what}")
-        values = microbatches(targets, placement.m, "targets")
+        values = microbatches(targets, placement.m, "targets", self.device)
         given = shares(values, weights)
         for s, mb in lasts:
-            stages[s].targets[mb] = (to_device(values[mb], self.device),)
+            stages[s].targets[mb] = (values[mb],)
             stages[s].weights = given
 
     def _run(self, execution: Execution, stages: Mapping[int, Stage]) -> Any:
         def run() -> None:
-            with torch.no_grad():
+            with torch.set_grad_enabled(execution.parts.training):
                 execution.run()
             _assert_clean(execution)
 
@@ -293,11 +295,14 @@ class Pipeline:
         m = max(len(stage.losses) for stage in stages.values())
         losses = torch.zeros(m + 1, dtype=torch.float64)
         for stage in stages.values():
-            for mb, loss in enumerate(stage.losses):
-                if loss is not None:
-                    losses[mb] = loss.double().cpu() * stage.weights[mb]
-                    losses[m] += 1
-                    stage.losses[mb] = None
+            found = {mb: loss for mb, loss in enumerate(stage.losses) if loss is not None}
+            if found:
+                there = [*found]
+                values = torch.stack([*found.values()]).double().cpu()
+                weights = torch.tensor([stage.weights[mb] for mb in there], dtype=torch.float64)
+                losses[there] = values * weights
+                losses[m] = 1
+                stage.losses[:] = [None] * len(stage.losses)
         if self.wire is not None:
             self.wire.wait(self.wire.group.allreduce([losses]))
         return losses[:m].sum() if losses[m] else None
@@ -415,10 +420,7 @@ def lower(schedule: Schedule) -> Schedule:
     """
     if not schedule.has_communication:
         check(schedule).raise_if_bad()
-        schedule = insert_communication(forwards_first(schedule))
-        deferred = defer_receives(schedule)
-        if check(deferred, "rendezvous").ok:
-            return deferred
+        schedule = place_receives(insert_communication(forwards_first(schedule)))
     check(schedule, "tagged").raise_if_bad()
     return schedule
 

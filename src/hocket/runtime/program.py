@@ -29,7 +29,8 @@ class Role(Enum):
     POST = "post"  # of a RECV, where it stands
     WAIT = "wait"  # of a RECV, where its consumer stands
     HAND = "hand"  # a result to the neighbour stage of the same rank
-    RELEASE = "release"  # of a SEND, once it is surely complete
+    FREE = "free"  # of a SEND that is surely complete
+    RELEASE = "release"  # of a SEND, which is waited for
 
 
 class Entry(NamedTuple):
@@ -160,7 +161,7 @@ class _Links:
             kind = self.kinds[a]
             out += [Entry(Role.WAIT, receive) for receive in self.waits.get(a, ())]
             for send in releases.get(a, ()):
-                out.append(Entry(Role.RELEASE, send))
+                out.append(Entry(Role.RELEASE if kind in SENDS else Role.FREE, send))
                 del open_[send]
             role = Role.POST if kind in RECEIVES else Role.SEND if kind in SENDS else Role.RUN
             out.append(Entry(role, a))

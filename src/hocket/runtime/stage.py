@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import RunError
-from hocket.runtime.values import call, flatten, rebuild, tensors_of
+from hocket.runtime.values import call, flatten, rebuild
 
 Loss = Callable[[Any, Any], Tensor]
 
@@ -42,7 +42,9 @@ class Stage:
         self.returns: list[Sequence[Tensor | None] | None] = [None] * m
         self.pending: list[Any] = [None] * m
         self.targets: list[Any] = [None] * m
-        self.weights: Sequence[float] = ()
+        self.weights: tuple[float, ...] = ()
+        self._weight_kind: Any = None
+        self._weight_tensors: Sequence[Tensor] = ()
         self.losses: list[Tensor | None] = [None] * m
         self.outputs: list[Any] | None = None
 
@@ -60,40 +62,35 @@ class Stage:
 
     def forward_loss(self, mb: int) -> None:
         """F of a path's last stage: leaves the loss in `losses`."""
-        out = self._run(mb)
-        with torch.enable_grad():
-            loss = self._loss_of(out, mb)
+        loss = self._loss_of(self._run(mb), mb)
         if loss.requires_grad:
             self.roots[mb] = (loss,)
-            self.gradients[mb] = (torch.full_like(loss, self.weights[mb]),)
+            self.gradients[mb] = (self._weight(loss, mb),)
         else:
             self.roots[mb], self.gradients[mb] = (), ()
         self.losses[mb] = loss.detach()
 
     def evaluate(self, mb: int) -> None:
         """F of an evaluation: nothing is kept for a backward."""
-        self.results[mb] = (self._infer(mb),)
+        self.results[mb] = (self._run(mb),)
 
     def evaluate_loss(self, mb: int) -> None:
         """F of a path's last stage in an evaluation."""
-        out = self._infer(mb)
+        out = self._run(mb)
         if self.outputs is not None:
             self.outputs[mb] = out
         if self.targets[mb] is not None:
             self.losses[mb] = self._loss_of(out, mb)
 
     def _run(self, mb: int) -> Any:
+        """The output; the gradient mode is the caller's."""
         value, self.inputs[mb] = self.inputs[mb], None
         assert value is not None, f"{self.index}F{mb} has no input"
+        if self.plan is None and self.keys is None:
+            return call(self.module, value[0])
         around = self.keys(mb) if self.keys is not None else _NOTHING
         forward = self.plan.forward() if self.plan is not None else _NOTHING
-        with torch.enable_grad(), around, forward:
-            return call(self.module, value[0])
-
-    def _infer(self, mb: int) -> Any:
-        value, self.inputs[mb] = self.inputs[mb], None
-        assert value is not None, f"{self.index}F{mb} has no input"
-        with self.keys(mb) if self.keys is not None else _NOTHING:
+        with around, forward:
             return call(self.module, value[0])
 
     def _loss_of(self, out: Any, mb: int) -> Tensor:
@@ -105,13 +102,22 @@ class Stage:
             raise RunError(f"the loss of microbatch {mb} is {what}; it must be one number")
         return loss if loss.dim() == 0 else loss.reshape(())
 
+    def _weight(self, loss: Tensor, mb: int) -> Tensor:
+        """The gradient of a microbatch's loss: its weight, as a tensor like the loss."""
+        kind = (self.weights, loss.dtype, loss.device)
+        if self._weight_kind != kind:
+            made = torch.tensor(self.weights, dtype=loss.dtype, device=loss.device)
+            self._weight_kind, self._weight_tensors = kind, made.unbind()
+        return self._weight_tensors[mb]
+
     # --- backward ---------------------------------------------------------------------------
 
     def backward(self, mb: int) -> None:
         """B: leaves the gradients of the input in `returns`, adds those of the parameters."""
         roots, gradients = self._start(mb)
         if roots:
-            torch.autograd.backward(roots, gradients)
+            with self.keys(mb) if self.keys is not None else _NOTHING:
+                _backward(roots, gradients)
         self._finish(mb)
 
     def input_backward(self, mb: int) -> None:
@@ -119,8 +125,9 @@ class Stage:
         roots, gradients = self._start(mb)
         pending = None
         if roots:
-            with self.plan.input_backward() as pending:
-                torch.autograd.backward(roots, gradients)
+            around = self.keys(mb) if self.keys is not None else _NOTHING
+            with around, self.plan.input_backward() as pending:
+                _backward(roots, gradients)
         self.pending[mb] = (pending,)
         self._finish(mb)
 
@@ -130,13 +137,13 @@ class Stage:
         if pending is not None:
             pending.run()
 
-    def _start(self, mb: int) -> tuple[list[Tensor], list[Tensor]]:
+    def _start(self, mb: int) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
         roots, gradients = self.roots[mb], self.gradients[mb]
         self.roots[mb] = self.gradients[mb] = None
         assert roots is not None, f"no forward of {self.index}F{mb}"
         assert gradients is not None, f"no gradient for the output of {self.index}F{mb}"
-        pairs = [(r, g) for r, g in zip(roots, gradients, strict=True) if g is not None]
-        return [r for r, _ in pairs], [g for _, g in pairs]
+        there = [i for i, gradient in enumerate(gradients) if gradient is not None]
+        return tuple(roots[i] for i in there), tuple(gradients[i] for i in there)
 
     def _finish(self, mb: int) -> None:
         leaves, self.leaves[mb] = self.leaves[mb], None
@@ -168,24 +175,27 @@ class Stage:
 
     def leftovers(self) -> list[str]:
         """What is still held, for the check after a step; empty when all is clean."""
-        names = ("inputs", "leaves", "roots", "gradients", "results", "returns", "pending")
-        return [
-            f"{name} of microbatch {mb} in stage {self.index}"
-            for name in names
-            for mb, value in enumerate(getattr(self, name))
-            if value is not None
-        ]
-
-    def clear(self) -> None:
-        """Empties everything, after a failure."""
+        left = []
         for name in ("inputs", "leaves", "roots", "gradients", "results", "returns", "pending"):
             slots = getattr(self, name)
-            slots[:] = [None] * len(slots)
+            if slots.count(None) < len(slots):
+                mbs = [mb for mb, value in enumerate(slots) if value is not None]
+                left.append(f"{name} of microbatches {mbs} in stage {self.index}")
+        return left
 
 
 _NOTHING = nullcontext()
+_ENGINE = getattr(torch.autograd.Variable, "_execution_engine", None)
 
 
-def first_rows(value: Any) -> int | None:
-    """Rows of a microbatch: dimension 0 of its first tensor that has one."""
-    return next((t.shape[0] for t in tensors_of(value) if t.dim()), None)
+def _backward(roots: tuple[Tensor, ...], gradients: tuple[Tensor | None, ...]) -> None:
+    """torch.autograd.backward, without the 5 us that checking the shapes in Python takes.
+
+    The engine checks them again; they are right by construction.
+    """
+    if _ENGINE is None:
+        torch.autograd.backward(roots, gradients)
+        return
+    _ENGINE.run_backward(
+        roots, gradients, False, False, (), allow_unreachable=True, accumulate_grad=True
+    )

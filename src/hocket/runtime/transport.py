@@ -108,10 +108,8 @@ class Sent:
     def __init__(self, works: list[Any], packed: Packed | None, kept: Any) -> None:
         self.works, self.packed, self.kept = works, packed, kept
 
-    def finish(self, wire: Wire) -> None:
-        """Waits until it has left, and gives its buffer back."""
-        for work in self.works:
-            wire.wait(work)
+    def reuse(self) -> None:
+        """Gives its buffer back."""
         if self.packed is not None:
             self.packed.layout.pool.append(self.packed)
 
@@ -161,8 +159,16 @@ class _End:
         """Waits for the send of this microbatch and frees what it held."""
         sent = self.sent[mb]
         assert sent is not None, f"nothing sent for microbatch {mb}"
+        for work in sent.works:
+            self.wire.wait(work)
+        self.free(mb)
+
+    def free(self, mb: int) -> None:
+        """Frees what a send held that the receiver is known to have got."""
+        sent = self.sent[mb]
+        assert sent is not None, f"nothing sent for microbatch {mb}"
         self.sent[mb] = None
-        sent.finish(self.wire)
+        sent.reuse()
 
     def _push(self, layout: Layout, tensors: Sequence[Tensor | None], mb: int, tag: int) -> Packed:
         """Sends tensors in a layout; an absent one leaves its place as it is."""
@@ -170,12 +176,12 @@ class _End:
         packed = layout.pool.pop() if layout.pool else Packed(layout, wire)
         for view, tensor in zip(packed.views, tensors, strict=True):
             if view is not None and tensor is not None:
-                view.copy_(tensor)
+                view.copy_(tensor.detach())
         works = [wire.send([packed.buffer], peer, tag)]
         kept = None
         if layout.large:
             kept = [
-                wire.empty(spec.nbytes) if tensor is None else tensor.contiguous()
+                wire.empty(spec.nbytes) if tensor is None else tensor.detach().contiguous()
                 for spec, view, tensor in zip(layout.tensors, packed.views, tensors, strict=True)
                 if view is None
             ]
@@ -211,7 +217,8 @@ class _End:
     @property
     def quiet(self) -> bool:
         """True when nothing is posted and nothing is on its way."""
-        return not any(self.posted) and not any(self.sent)
+        m = len(self.posted)
+        return self.posted.count(None) == m == self.sent.count(None)
 
 
 class Downstream(_End):
@@ -242,7 +249,7 @@ class Downstream(_End):
         packed.header[LINE : LINE + len(spec.key)] = list(spec.key)
         for view, tensor in zip(packed.views, tensors, strict=True):
             assert view is not None
-            view.copy_(tensor)
+            view.copy_(tensor.detach())
         parts.append(packed.buffer)
         self.sent[mb] = Sent([wire.send([part], peer, tag) for part in parts], None, parts)
 
@@ -256,7 +263,7 @@ class Downstream(_End):
         """The gradients of the output's tensors that require one; None where there is none."""
         layout, buffer, large = self._arrived(mb)
         tensors: list[Tensor | None] = [*self._unpack(layout, buffer, large)]
-        header = buffer[: layout.head].numpy()
+        header = buffer.numpy()
         if header[0] == CHANGED:
             for i in range(len(tensors)):
                 if not header[LINE + i]:
@@ -278,7 +285,7 @@ class Upstream(_End):
     def wait(self, mb: int) -> tuple[Any, list[Tensor]]:
         """The input, fresh leaves where the sender's tensors require a gradient; those leaves."""
         layout, buffer, large = self._arrived(mb)
-        header = buffer[:LINE].numpy()
+        header = buffer.numpy()
         if header[0] == CHANGED:
             spec, tensors = self._learn(mb, header)
         elif header[0] == AGREED:
