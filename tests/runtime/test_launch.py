@@ -142,7 +142,7 @@ def test_a_rank_that_raises_is_named_with_action_error_and_place():
 
 
 def test_a_rank_that_leaves_without_a_word_is_named():
-    with pytest.raises(RunError, match="rank 1 ended before its 1SEND_.* with exit code 3 and no"):
+    with pytest.raises(RunError, match=r"rank 1 ended before its 1SEND_.* with exit code 3 and no"):
         launch(sleepers, 4, (1, "leave", 11), listen=lambda _: None)
 
 
@@ -156,7 +156,7 @@ def test_a_rank_that_does_not_end_by_itself_is_killed(monkeypatch):
 
 
 def test_wrong_use_found_on_a_rank_stays_wrong_use():
-    with pytest.raises(UsageError, match="^that cannot be$"):
+    with pytest.raises(UsageError, match=r"^that cannot be$"):
         launch(wrong_use, 2)
 
 

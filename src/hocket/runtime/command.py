@@ -24,6 +24,11 @@ Tell = Callable[[Any], None]
 def run_command(args: argparse.Namespace) -> int:
     """Trains as `hocket run` was told; returns the exit status."""
     settings = settings_from(args)
+    if settings.costs:
+        from hocket.costs import load_costs
+        from hocket.simulator import simulate
+
+        simulate(settings.schedule, load_costs(settings.costs))  # its faults now, not after a run
     return _everywhere(train, settings, args, _print_run)
 
 

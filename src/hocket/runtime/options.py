@@ -100,7 +100,9 @@ def settings_from(args: argparse.Namespace) -> Settings:
     if args.steps < 1:
         raise UsageError(f"--steps is {args.steps}; it must be 1 or more")
     if batch < m:
-        raise UsageError(f"--batch is {batch}, but the schedule has {m} microbatches; give {m}")
+        raise UsageError(
+            f"--batch is {batch}, but the schedule has {m} microbatches; give {m} or more"
+        )
     return Settings(
         schedule=schedule, nproc=nproc, steps=args.steps, batch=batch, model=args.model,
         model_options=_model_options(args), data=args.data, lr=args.lr, seed=args.seed,

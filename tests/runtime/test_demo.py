@@ -1,0 +1,127 @@
+"""The demo model, its data, and training it under schedules as in one process."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+
+import pytest
+
+import hocket
+from hocket.errors import UsageError
+from hocket.runtime.launch import launch
+from hocket.runtime.options import add_run_arguments, settings_from
+
+pytestmark = pytest.mark.runtime
+
+
+def settings(name, p, m, *words):
+    parser = argparse.ArgumentParser()
+    add_run_arguments(parser)
+    args = parser.parse_args(words)
+    args.schedule = hocket.build(name, p=p, m=m)
+    return settings_from(args)
+
+
+# --- what ranks do ---------------------------------------------------------------------------
+
+
+def losses_of(all_settings):
+    from hocket.runtime.training import Trainer
+
+    return [Trainer(one).run(lambda *_: None, kept=1).losses for one in all_settings]
+
+
+def losses_alone(one):
+    from hocket.runtime.training import unpipelined
+
+    return unpipelined(one)
+
+
+# --- the tests -------------------------------------------------------------------------------
+
+SMALL = ("--float64", "--layers", "4", "--width", "16", "--seq", "16", "--batch", "9")
+
+
+def test_losses_of_50_steps_equal_those_of_one_process():
+    words = (*SMALL, "--steps", "50", "--lr", "0.01")
+    runs = [settings(name, 4, 8, *words) for name in ("1f1b", "zb-h1", "dualpipev", "chimera")]
+    (alone,) = launch(losses_alone, 1, (runs[0],))
+    assert alone[-1] < alone[0] - 1
+    for per_rank in launch(losses_of, 4, (runs,)):
+        for one, losses in zip(runs, per_rank, strict=True):
+            assert losses == pytest.approx(alone, abs=1e-8), one.schedule.name
+
+
+def test_with_dropout_losses_do_not_depend_on_the_schedule_or_the_number_of_ranks():
+    words = (*SMALL, "--steps", "4", "--dropout", "0.2")
+    runs = [settings(name, 4, 8, *words) for name in ("gpipe", "zb-h1", "dualpipev", "chimera")]
+    (alone,) = launch(losses_of, 1, ([settings("gpipe", 1, 8, *words)],))
+    (plain,) = launch(losses_of, 1, ([settings("gpipe", 1, 8, *words, "--dropout", "0")],))
+    assert alone[0] != plain[0]
+    for per_rank in launch(losses_of, 4, (runs,)):
+        for one, losses in zip(runs, per_rank, strict=True):
+            assert losses == pytest.approx(alone[0], abs=1e-8), one.schedule.name
+
+
+@pytest.mark.parametrize("n", range(1, 7))
+def test_the_cut_has_the_lightest_heaviest_stage(n):
+    from hocket.demo.gpt import cut
+
+    work = [1, 6, 10, 6, 10, 9]
+    stages = cut(work, n)
+    assert [i for first, last in stages for i in range(first, last)] == list(range(len(work)))
+    heaviest = max(sum(work[first:last]) for first, last in stages)
+    borders = itertools.combinations(range(1, len(work)), n - 1)
+    every = [
+        max(sum(work[a:b]) for a, b in itertools.pairwise((0, *inner, len(work))))
+        for inner in borders
+    ]
+    assert heaviest == min(every)
+
+
+def test_more_stages_than_parts_says_how_many_layers_are_needed():
+    from hocket.demo.gpt import build
+
+    with pytest.raises(UsageError) as caught:
+        build(0, 8, layers=2)
+    assert str(caught.value) == (
+        "the schedule has 8 stages, but the model has 6 parts (2 a layer, the embedding and the "
+        "head); give --layers 3 or more"
+    )
+    build(7, 8, layers=3)
+
+
+def test_weights_do_not_depend_on_the_cut():
+    import torch
+
+    from hocket.demo.gpt import build
+
+    def weights(n):
+        stages = [build(s, n, layers=2, width=8) for s in range(n)]
+        return [p for stage in stages for p in stage.parameters()]
+
+    for n in (2, 3, 6):
+        for a, b in zip(weights(1), weights(n), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_a_batch_is_the_same_for_the_same_step_and_targets_are_the_next_bytes(tmp_path):
+    import torch
+
+    from hocket.demo.data import batch
+
+    inputs, targets = batch(3, 5, seq=20)
+    again, _ = batch(3, 5, seq=20)
+    other, _ = batch(4, 5, seq=20)
+    assert torch.equal(inputs, again)
+    assert not torch.equal(inputs, other)
+    assert torch.equal(inputs[:, 1:], targets[:, :-1])
+    file = tmp_path / "text"
+    file.write_text("abcd")
+    inputs, targets = batch(0, 1, seq=3, data=str(file))
+    assert (bytes(inputs[0].tolist()), bytes(targets[0].tolist())) == (b"abc", b"bcd")
+    with pytest.raises(UsageError, match="the text has 4 bytes; --seq 4 needs 5 or more"):
+        batch(0, 1, seq=4, data=str(file))
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        batch(0, 1, data=str(tmp_path / "none"))
