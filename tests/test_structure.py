@@ -10,10 +10,11 @@ import hocket
 SRC = Path(hocket.__file__).parent
 # Each module may import what stands before it, never what stands after.
 LAYERS = [
-    {"errors"}, {"profiles"}, {"ir"}, {"deps", "loops"}, {"graph"}, {"costs"},
+    {"errors"}, {"profiles"}, {"ir"}, {"deps"}, {"loops"}, {"graph"}, {"costs"},
     {"timeline", "policy", "text", "lower", "moe"}, {"checker"}, {"contention"}, {"simulator"},
-    {"bounds", "schedules"}, {"render", "trace"}, {"summary"}, {"runtime", "demo"}, {"tour"},
-    {"cli"}, {"__main__", "__init__"},
+    {"incremental"}, {"bounds", "schedules"}, {"render", "trace"}, {"summary"},
+    {"explain", "recognise"}, {"planner"}, {"runtime", "demo"}, {"tour"}, {"cli"},
+    {"__main__", "__init__"},
 ]  # fmt: skip
 
 
