@@ -14,6 +14,7 @@ from hocket.schedules.registry import register
     "from DeepSeek's published trace",
     rules=(("layers of 1 or more", lambda layers: layers >= 1),),
     stages_per_rank=4,
+    use="MoE models: what the all-to-all inside a stage costs, and which order of phases hides it.",
 )
 def moe_pair(p: int, m: int, *, layers: int = 1, order: str = "deepseek") -> Schedule:
     """1f1b-overlap with every stage cut into MoE layers of attention, dispatch, experts, combine.
