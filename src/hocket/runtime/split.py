@@ -1,0 +1,637 @@
+"""A stage's backward in two halves: I gives the input gradients, W the weight gradients.
+
+It holds what catches the matrix products of a module and the queue of products put off; it imports
+torch and the standard library only, and never a schedule.
+
+A zero-bubble schedule fills the waits of a pipeline with W, which no other stage waits for (Qi et
+al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241). The cut here is the WeightGradStore's of
+that paper's code and of DeepSeek's DualPipe (https://github.com/deepseek-ai/DualPipe): each Linear
+and convolution is one autograd node whose backward gives dX at once and puts (X, dY) into a queue;
+W then computes dY^T X and adds it to the parameter's gradient. So I + W is the work of B, every
+other node of the graph (norms, activations, attention, embeddings, functions of your own) runs once
+and whole in I, and between the two only X and dY are held. Unlike there, nothing is class-wide
+state: a queue belongs to one `SplitPlan`, found through the node, so stages, microbatches and
+threads do not meet. And W runs under `no_grad`: otherwise each gradient drags a graph along that
+keeps X and dY alive.
+
+    plan = prepare(stage)                        # print(plan) says what is deferred, and why not
+    y = stage(x)                                 # F, unchanged
+    with plan.input_backward() as pending:       # I
+        torch.autograd.backward(y, dy)
+    pending.run()                                # W, any time later, also after other F and I
+
+A backward outside `input_backward` stays whole. Three rules for the caller: `dy` and the stage's
+input must not be overwritten before W; W runs on the stream that I ran on; and a parameter that
+two plans share is to be worked on by one thread at a time. Hooks on the node that accumulates a
+gradient (not on the parameter) cannot be seen or put off. DistributedDataParallel has such hooks:
+a forward through it with gradient sync on is therefore left whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import functools
+import math
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+__all__ = ["PendingWeights", "SplitPlan", "prepare"]
+
+# A rule takes the gradient so far (or None) and a product's operands, and gives the new gradient:
+# the same tensor where it could add in place.
+Rule = Callable[..., Tensor]
+
+
+def prepare(module: nn.Module) -> SplitPlan:
+    """Return the plan by which `module`'s backward is split, and catch its matrix products.
+
+    Every Linear, Conv1d, Conv2d and Conv3d is caught by an instance-level `forward`; classes,
+    parameters and `state_dict` stay as they are. What cannot be deferred safely is left whole: its
+    gradient is right, and comes in I. The plan says which and why. `plan.close()` undoes it.
+    Prepare after loading, wrapping and moving: a parameter object that is replaced later, or used
+    other than through its module (`F.linear(x, m.weight)`), is whole as well, just not foretold.
+    """
+    slot = _Slot()
+    deferred: list[str] = []
+    whole: dict[str, str] = {}
+    calls = []
+    compiled = _under_compile(module)
+    for prefix, part in module.named_modules():
+        reason = _why_module_whole(part, compiled)
+        if reason is None and (why := _why_parameter_whole(part.weight)):
+            reason = f"its weight is left whole: {why}"
+        for key, param in part.named_parameters(recurse=False):
+            name = f"{prefix}.{key}" if prefix else key
+            why = _why_parameter_whole(param) or reason
+            if why is None:
+                deferred.append(name)
+                slot.names.setdefault(param, name)
+            else:
+                whole[name] = why
+        if reason is None:
+            calls.append(_Forward(part, slot))
+    for call in calls:
+        call.install()
+    return SplitPlan(tuple(deferred), MappingProxyType(whole), slot, tuple(calls))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SplitPlan:
+    """What `prepare` found and installed: the deferred parameters, the whole ones with reasons.
+
+    One plan serves one stage and one backward at a time; forwards, pending W and other plans may
+    interleave with it as they like. `close()` restores the module; so does leaving `with plan:`.
+    """
+
+    deferred: tuple[str, ...]
+    """Names of parameters whose gradient is put off to W where a caught module uses them."""
+    whole: Mapping[str, str]
+    """Name -> reason of every other parameter: its gradient comes in I."""
+    _slot: _Slot = field(repr=False)
+    _calls: tuple[_Forward, ...] = field(repr=False)
+
+    @contextlib.contextmanager
+    def forward(self) -> Generator[None, None, None]:
+        """Bracket one forward of the stage.
+
+        Nothing is needed here at present, so that checkpoints may recompute outside of it.
+        """
+        self._slot.check_open()
+        yield
+
+    @contextlib.contextmanager
+    def input_backward(self) -> Generator[PendingWeights, None, None]:
+        """Give the queue into which backwards inside the `with` put their weight gradients.
+
+        Call `torch.autograd.backward` (or `Tensor.backward`) inside. `torch.autograd.grad` and
+        `create_graph=True` need every gradient at once and stay whole.
+
+        Raises:
+            RuntimeError: the plan is closed, or is already inside an I.
+        """
+        slot = self._slot
+        slot.check_open()
+        if slot.pending is not None:
+            raise RuntimeError("input_backward() is already active: a plan runs one I at a time")
+        pending = PendingWeights(slot)
+        shelves = [_Shelf(param) for param in slot.names if param._post_accumulate_grad_hooks]
+        slot.pending = pending
+        parts: list[tuple[nn.Parameter, Tensor]] = []
+        try:
+            yield pending
+        except BaseException:
+            pending._fail()
+            raise
+        finally:
+            slot.pending = None
+            for shelf in shelves:
+                parts += shelf.restore()
+        for param, part in parts:
+            pending._put(param, _added, (part,))
+        pending._ready()
+
+    def close(self) -> None:
+        """Take the catching off the module; pending W of earlier I may still run.
+
+        Raises:
+            RuntimeError: inside `input_backward()`.
+        """
+        if self._slot.pending is not None:
+            raise RuntimeError("close() inside input_backward(): leave the I first")
+        self._slot.closed = True
+        for call in self._calls:
+            call.remove()
+
+    def __enter__(self) -> SplitPlan:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __str__(self) -> str:
+        lines = [f"{len(self.deferred)} parameters deferred to W, {len(self.whole)} whole in I"]
+        lines += [f"  W  {name}" for name in self.deferred]
+        lines += [f"  I  {name}: {why}" for name, why in self.whole.items()]
+        return "\n".join(lines)
+
+
+class _State(enum.Enum):
+    """Where a queue stands; the value says why `run()` cannot be called there."""
+
+    COLLECTING = "run() inside input_backward(): leave the `with` first, then run W"
+    READY = ""
+    RAN = "this W already ran: run() works once for each input_backward()"
+    FAILED = "the backward inside input_backward() failed, so its weight gradients are not complete"
+
+
+class PendingWeights:
+    """The weight gradients of one I that W still has to compute, first in first out."""
+
+    def __init__(self, slot: _Slot) -> None:
+        self._slot = slot
+        self._queue: deque[_Product] = deque()
+        self._state = _State.COLLECTING
+
+    def __len__(self) -> int:
+        return len(self._queue)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the X and dY held now, each storage counted once and in full."""
+        operands = (t for product in self._queue for t in product.operands)
+        dense = (
+            p for t in operands for p in ((t._indices(), t._values()) if t.is_sparse else (t,))
+        )
+        storages = (t.untyped_storage() for t in dense)
+        return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
+    def run(self) -> None:
+        """Compute the weight gradients and add them to `param.grad`; afterwards nothing is held.
+
+        Hooks of `register_post_accumulate_grad_hook` run once a parameter, after its last product.
+
+        Raises:
+            RuntimeError: W ran already, I has not ended or failed, or an X or dY was overwritten.
+        """
+        if self._state is not _State.READY:
+            raise RuntimeError(self._state.value)
+        if self._slot.pending is not None:
+            raise RuntimeError("run() inside an input_backward() of the same plan: W waits for it")
+        self._state = _State.RAN
+        left = Counter(product.param for product in self._queue)
+        devices = {product.param.device.type for product in self._queue}
+        try:
+            with torch.no_grad(), _autocast_off(*devices):
+                while self._queue:
+                    _finish(self._queue.popleft(), left)
+        finally:
+            self._queue.clear()
+
+    def __del__(self) -> None:
+        if self._state is _State.READY and self._queue:
+            names = sorted({product.name for product in self._queue})
+            warnings.warn(
+                f"run() was never called: the gradients of {', '.join(names)} lack this backward",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _put(self, param: nn.Parameter, rule: Rule, operands: tuple[Tensor, ...]) -> None:
+        self._queue.append(_Product(param, self._slot.names[param], rule, operands))
+
+    def _ready(self) -> None:
+        self._state = _State.READY
+
+    def _fail(self) -> None:
+        self._state = _State.FAILED
+        self._queue.clear()
+
+
+class _Product:
+    """One term of one parameter's gradient: `rule(param.grad, *operands)`."""
+
+    __slots__ = ("name", "operands", "param", "rule", "versions")
+
+    def __init__(
+        self, param: nn.Parameter, name: str, rule: Rule, operands: tuple[Tensor, ...]
+    ) -> None:
+        self.param, self.name, self.rule, self.operands = param, name, rule, operands
+        # Autograd checks that X is unchanged when it hands X to I; from there on it is up to us.
+        self.versions = _versions(operands)
+
+    def check(self) -> None:
+        if _versions(self.operands) != self.versions:
+            raise RuntimeError(
+                f"the W of {self.name} cannot run: its X or dY was changed in place after I. Clone "
+                "the stage's input or the gradient given to backward, or run W before the change"
+            )
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[int]:
+    return [0 if t.is_inference() else t._version for t in tensors]
+
+
+def _finish(product: _Product, left: Counter[nn.Parameter]) -> None:
+    """Add one product to its parameter's gradient; fire the hooks if it was the last one."""
+    product.check()
+    param = product.param
+    grad = product.rule(param.grad, *product.operands)
+    if grad is not param.grad:
+        param.grad = _laid_out(grad, param)
+    left[param] -= 1
+    if not left[param] and (hooks := param._post_accumulate_grad_hooks):
+        for hook in tuple(hooks.values()):
+            hook(param)
+
+
+def _laid_out(grad: Tensor, param: nn.Parameter) -> Tensor:
+    """Return `grad` in the dtype and strides that autograd itself would give `param.grad`."""
+    dtype = getattr(param, "grad_dtype", param.dtype) or grad.dtype
+    if grad.layout is not torch.strided:
+        return grad.to(dtype)
+    if grad.dtype == dtype and grad.stride() == param.stride():
+        return grad
+    return torch.empty_like(param, dtype=dtype).copy_(grad)
+
+
+class _Shelf:
+    """Keeps a hooked parameter out of I's way, so that its hooks see one finished gradient, in W.
+
+    A parameter may be used by a caught module and elsewhere too (an embedding tied to the head).
+    The other use's gradient then arrives in I; it is taken here and becomes a product of this W.
+    """
+
+    def __init__(self, param: nn.Parameter) -> None:
+        self._param, self._grad = param, param.grad
+        self._hooks = dict(param._post_accumulate_grad_hooks)
+        # Emptied and not replaced: the autograd engine holds this very dictionary.
+        param._post_accumulate_grad_hooks.clear()
+        param.grad = None
+
+    def restore(self) -> list[tuple[nn.Parameter, Tensor]]:
+        """Put gradient and hooks back; return what I accumulated meanwhile, if anything."""
+        param, part = self._param, self._param.grad
+        param.grad = self._grad
+        added = dict(param._post_accumulate_grad_hooks)
+        param._post_accumulate_grad_hooks.clear()
+        param._post_accumulate_grad_hooks.update(self._hooks | added)
+        return [] if part is None else [(param, part)]
+
+
+class _Slot:
+    """What the nodes of one plan share: where to put products now, and for which parameters."""
+
+    def __init__(self) -> None:
+        self.pending: PendingWeights | None = None
+        self.names: dict[Any, str] = {}
+        self.closed = False
+
+    def check_open(self) -> None:
+        if self.closed:
+            raise RuntimeError("this plan is closed: prepare() the module again")
+
+    def queue_for(self, param: nn.Parameter, wanted: bool | None) -> PendingWeights | None:
+        """Return where `param`'s product goes, or None if it has to be computed at once."""
+        at_once = (
+            wanted is None
+            or param not in self.names
+            # A tensor hook may replace the gradient, so autograd has to see it.
+            or bool(param._backward_hooks)
+            # create_graph: W would be outside the graph.
+            or torch.is_grad_enabled()
+            or torch._C._are_functorch_transforms_active()
+        )
+        return None if at_once else self.pending
+
+
+class _Site(NamedTuple):
+    """Where a product came from; reaches the backward through the node, never through a thread."""
+
+    slot: _Slot
+    weight: nn.Parameter
+    bias: nn.Parameter | None
+    splits: bool
+
+
+class _Forward:
+    """The instance-level `forward` of a caught module.
+
+    Without a slot (after `close`, in a deep copy, after unpickling) it is the class's own forward.
+    """
+
+    def __init__(self, module: nn.Module, slot: _Slot | None = None) -> None:
+        self._module: Any = module
+        self._slot = slot
+
+    def install(self) -> None:
+        self._module.forward = self
+
+    def remove(self) -> None:
+        self._slot = None
+        if vars(self._module).get("forward") is self:
+            del self._module.forward
+
+    @property
+    def live(self) -> bool:
+        return self._slot is not None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Tensor:
+        module, slot = self._module, self._slot
+        x: Any = args[0] if args else kwargs.get("input")
+        if slot is None or len(args) + len(kwargs) != 1 or not _splits(slot, x, module.weight):
+            return type(module).forward(module, *args, **kwargs)
+        site = _Site(slot, module.weight, module.bias, not _in_synced_ddp())
+        return _CALLS[type(module)](module, site, x)
+
+    def __reduce__(self) -> tuple[type, tuple[nn.Module]]:
+        return _Forward, (self._module,)
+
+
+def _splits(slot: _Slot, x: Any, weight: Tensor) -> bool:
+    """Tell whether this call may become a node of ours; elsewhere the class's forward is right."""
+    return (
+        type(x) in (Tensor, nn.Parameter)
+        and x.layout is torch.strided
+        and not x.is_nested
+        # functional_call puts other tensors in the parameter's place.
+        and weight in slot.names
+        and weight.requires_grad
+        and torch.is_grad_enabled()
+        and forward_ad._current_level < 0
+        and not torch.compiler.is_compiling()
+        and not torch.jit.is_tracing()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def _in_synced_ddp() -> bool:
+    """Tell whether DistributedDataParallel will all-reduce at the end of this forward's backward.
+
+    Its reducer counts calls of the accumulating nodes, which come in I even for an absent gradient.
+    """
+    ddp = DistributedDataParallel._active_ddp_module
+    return ddp is not None and ddp.require_backward_grad_sync
+
+
+# ---- the nodes
+
+
+class _LinearNode(torch.autograd.Function):
+    """Y = X W^T + b over the last axis: X [..., in], W [out, in], b [out], Y [..., out]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, site: _Site) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.site = site
+        ctx.save_for_backward(x, weight)
+        return _own(functional.linear(x, weight, bias))
+
+    @staticmethod
+    def backward(ctx: Any, *dys: Tensor | None) -> tuple[Tensor | None, ...]:
+        (dy,) = dys
+        if dy is None:
+            return None, None, None, None
+        x, weight = ctx.saved_tensors
+        with _autocast_off(dy.device.type):
+            rows = _rows(dy)
+            dx = (rows @ weight).reshape(x.shape) if ctx.needs_input_grad[0] else None
+            weights = _now_or_later(ctx, (_linear_weight, (x, rows)), (_bias, (rows,)))
+        return dx, *weights, None
+
+
+class _ConvNode(torch.autograd.Function):
+    """The convolution of X [batch, in, ...] with W [out, in / groups, ...]."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, site: _Site, geometry: tuple
+    ) -> Tensor:
+        ctx.set_materialize_grads(False)
+        ctx.site, ctx.geometry = site, geometry
+        ctx.save_for_backward(x, weight)
+        return _own(torch.convolution(x, weight, bias, *geometry))
+
+    @staticmethod
+    def backward(ctx: Any, *dys: Tensor | None) -> tuple[Tensor | None, ...]:
+        (dy,) = dys
+        if dy is None:
+            return None, None, None, None, None
+        x, weight = ctx.saved_tensors
+        with _autocast_off(dy.device.type):
+            dx = None
+            if ctx.needs_input_grad[0]:
+                dx = _conv_backward(dy, x, weight, ctx.geometry, 0)
+            rule = functools.partial(_conv_weight, shape=weight.shape, geometry=ctx.geometry)
+            weights = _now_or_later(ctx, (rule, (x, dy)), (_bias, (dy,)))
+        return dx, *weights, None, None
+
+
+def _own(y: Tensor) -> Tensor:
+    """Return `y` as no view: torch forbids changing a view that a node returns in place."""
+    return torch.ops.aten._unsafe_view(y, y.shape) if y._is_view() else y
+
+
+def _now_or_later(ctx: Any, *terms: tuple[Rule, tuple[Tensor, ...]]) -> list[Tensor | None]:
+    """Return dW and db of a node, None for each that went to the queue or that nobody wants."""
+    site, grads = ctx.site, []
+    owners = (site.weight, site.bias)
+    for place, (param, (rule, operands)) in enumerate(zip(owners, terms, strict=True), start=1):
+        wanted = ctx.needs_input_grad[place] and _wanted(ctx.next_functions[place][0])
+        grad = None
+        if wanted is not False:
+            pending = site.slot.queue_for(param, wanted) if site.splits else None
+            if pending is None:
+                grad = rule(None, *operands)
+            else:
+                pending._put(param, rule, operands)
+        grads.append(grad)
+    return grads
+
+
+def _wanted(node: Any) -> bool | None:
+    """Tell whether this backward accumulates at `node`; None if it hands the gradient out."""
+    if node.name() == "ToCopyBackward0":  # The cast of autocast.
+        node = node.next_functions[0][0]
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # What the engine says of a leaf under torch.autograd.grad.
+        return None
+
+
+# ---- the rules
+
+
+def _added(grad: Tensor | None, term: Tensor) -> Tensor:
+    if grad is None:
+        return term
+    if grad.is_sparse and not term.is_sparse:
+        return term + grad
+    return grad.add_(term)
+
+
+def _linear_weight(grad: Tensor | None, x: Tensor, rows: Tensor) -> Tensor:
+    """Add dY^T X: `rows` is dY as [tokens, out]."""
+    left, right = rows.t(), _rows(x)
+    if grad is not None and grad.dtype == right.dtype and grad.layout is torch.strided:
+        return grad.addmm_(left, right)  # One pass over the gradient less than mm and add.
+    return _added(grad, left @ right)
+
+
+def _conv_weight(
+    grad: Tensor | None, x: Tensor, dy: Tensor, *, shape: torch.Size, geometry: tuple
+) -> Tensor:
+    # Only the shape of the weight counts for its own gradient.
+    weight = x.new_empty(()).expand(shape)
+    return _added(grad, _conv_backward(dy, x, weight, geometry, 1))
+
+
+def _conv_backward(dy: Tensor, x: Tensor, weight: Tensor, geometry: tuple, which: int) -> Tensor:
+    """Return the gradient of input (`which` 0) or weight (1) of a convolution, and only that."""
+    mask = [which == 0, which == 1, False]
+    return torch.ops.aten.convolution_backward(dy, x, weight, None, *geometry, mask)[which]
+
+
+def _bias(grad: Tensor | None, dy: Tensor) -> Tensor:
+    """Add the sum of dY over all axes but the channels: `dy` is [rows or batch, out, ...]."""
+    return _added(grad, dy.sum([axis for axis in range(dy.dim()) if axis != 1]))
+
+
+def _rows(t: Tensor) -> Tensor:
+    """Return `t` [..., n] as [rows, n]; also right for no rows at all."""
+    return t.reshape(math.prod(t.shape[:-1]), t.shape[-1])
+
+
+# ---- what is caught
+
+
+def _call_linear(module: nn.Linear, site: _Site, x: Tensor) -> Tensor:
+    cast = _autocast(x.device.type)
+    if x.dim() > 2:
+        x = x.contiguous()  # Once and here; else both F and W would copy it into rows.
+    return _LinearNode.apply(cast(x), cast(module.weight), cast(module.bias), site)
+
+
+def _call_conv(module: Any, site: _Site, x: Tensor) -> Tensor:
+    unbatched = x.dim() < module.weight.dim()
+    output_padding = (0,) * len(module.stride)
+    widths = (module.stride, module.padding, module.dilation)
+    geometry = (*widths, False, output_padding, module.groups)
+    cast = _autocast(x.device.type)
+    x = cast(x.unsqueeze(0) if unbatched else x)
+    y = _ConvNode.apply(x, cast(module.weight), cast(module.bias), site, geometry)
+    return y.squeeze(0) if unbatched else y
+
+
+_CALLS: Mapping[type, Callable[[Any, _Site, Tensor], Tensor]] = MappingProxyType(
+    {
+        nn.Linear: _call_linear,
+        nn.Conv1d: _call_conv,
+        nn.Conv2d: _call_conv,
+        nn.Conv3d: _call_conv,
+    }
+)
+
+
+def _autocast(device: str) -> Callable[[Any], Any]:
+    """Return the cast of autocast at this call; done in the graph, before the node."""
+    if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+        return lambda t: t
+    dtype = torch.get_autocast_dtype(device)
+    kept = (None, torch.float64)
+    return lambda t: t if getattr(t, "dtype", None) in kept else t.to(dtype)
+
+
+def _autocast_off(*devices: str) -> contextlib.AbstractContextManager[Any]:
+    """Return a context in which the products keep the dtype that the forward chose."""
+    stack = contextlib.ExitStack()
+    for device in devices:
+        if torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device):
+            stack.enter_context(torch.autocast(device, enabled=False))
+    return stack
+
+
+# ---- the reasons
+
+
+def _under_compile(module: nn.Module) -> set[nn.Module]:
+    """Return the modules that run inside `torch.compile`, under whichever name they are met."""
+    roots = (
+        m
+        for m in module.modules()
+        if m._compiled_call_impl is not None or type(m).__module__.startswith("torch._dynamo")
+    )
+    return {part for root in roots for part in root.modules()}
+
+
+def _why_module_whole(module: nn.Module, compiled: set[nn.Module]) -> str | None:
+    """Return why the products of this very module cannot be put off, or None if they can."""
+    kind = type(module)
+    override = vars(module).get("forward")
+    checks = {
+        "it runs under torch.compile": module in compiled,
+        f"{kind.__name__} computes it from other tensors": hasattr(module, "parametrizations"),
+        _why_type_whole(kind): kind not in _CALLS,
+        "another plan already splits it": isinstance(override, _Forward) and override.live,
+        "its forward was replaced on the instance": not isinstance(override, _Forward | None),
+        f"a hook computes the weight of this {kind.__name__} from other tensors": (
+            kind in _CALLS and "weight" not in module._parameters
+        ),
+        "its padding is not plain zeros of a given width": (
+            getattr(module, "padding_mode", "zeros") != "zeros"
+            or isinstance(getattr(module, "padding", None), str)
+        ),
+    }
+    return next((reason for reason, holds in checks.items() if holds), None)
+
+
+def _why_type_whole(kind: type) -> str:
+    if issubclass(kind, nn.Embedding | nn.EmbeddingBag):
+        return "a lookup is not a matrix product"
+    base = next((base.__name__ for base in _CALLS if issubclass(kind, base)), None)
+    if base is not None:
+        return f"{kind.__name__} is a subclass of {base} and may compute something else"
+    return f"{kind.__name__} is not one of {', '.join(base.__name__ for base in _CALLS)}"
+
+
+def _why_parameter_whole(param: Tensor) -> str | None:
+    """Return why this parameter's gradient cannot be put off wherever it is used, or None."""
+    if not param.requires_grad:
+        return "it is frozen (requires_grad is False)"
+    if type(param) is not nn.Parameter:
+        return f"it is a {type(param).__name__}, not a plain Parameter"
+    if param.is_complex():
+        return "it is complex"
+    if param._backward_hooks:
+        return "it has a tensor hook (register_hook), which may replace its gradient"
+    return None
