@@ -1,11 +1,15 @@
-"""The greedy list scheduler: a queue that falls free starts the best action that is ready.
+"""Orders made from rules: the greedy list scheduler, and many orders timed together.
+
+The list scheduler: a queue that falls free starts the best action that is ready.
 
 Imports ir, deps, graph, costs.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from heapq import heappop, heappush
+from typing import NamedTuple
 
 import numpy as np
 
@@ -139,3 +143,146 @@ def ranked(*keys: Array) -> Array:
     places = np.empty(len(keys[0]), dtype=np.int64)
     places[np.lexsort(keys[::-1])] = np.arange(len(places))
     return places
+
+
+class Outcome(NamedTuple):
+    """What many orders come to: makespan and span in ticks `[order]`, where each can run.
+
+    `lines[order, queue]` holds the positions in `work` of the actions as run, W included, then
+    `n_actions` to the end of the row.
+    """
+
+    makespan: Array
+    span: Array
+    runs: Array
+    lines: Array
+
+
+class Trials:
+    """Many orders of the same work, timed together under an in-flight limit for every queue.
+
+    An order says in which sequence each queue runs its forwards and backwards. Weight gradients
+    (where backwards are split) go where they fit: into a wait that is long enough, before a
+    forward that the limit would stop, and after everything else. In flight counts as in
+    `EFFECTS`: stage by stage, from the start of F to the end of W (or B).
+    """
+
+    def __init__(self, work: Schedule, costs: Costs, limit: Sequence[int]) -> None:
+        self.work, self.limit = work, np.asarray(limit, dtype=np.int64)
+        table = CostTable(costs, work)
+        before, after = table.lanes()
+        self.ticks, self.n = table.ticks, len(work.codes)
+        # two positions beyond the actions: one that ended at 0, one that ends an order
+        self.start, self.stop = self.n, self.n + 1
+        self.duration = self._padded(before + table.work() + after)
+        self.far = np.inf if self.duration.dtype == np.float64 else np.int64(2**62)
+        kinds = kinds_of(work.codes)
+        changes = {k: EFFECTS[Kind(k)] for k in np.unique(kinds).tolist()}
+        takes = [changes[k].takes.get("in_flight", 0) for k in kinds.tolist()]
+        frees = [changes[k].frees.get("in_flight", 0) for k in kinds.tolist()]
+        self.takes = self._padded(np.array(takes)) > 0
+        self.change = self._padded(np.array(takes) - np.array(frees))
+        self._needs(table, kinds)
+
+    def _padded(self, values: Array) -> Array:
+        return np.append(values, np.zeros(2, dtype=values.dtype))
+
+    def _needs(self, table: CostTable, kinds: Array) -> None:
+        """What each action waits for, one row for each need, and the W that follows an I."""
+        sources, targets = edges(self.work)
+        rank = self.work.rank_of_queue[self.work.queue_of_slot]
+        delays = table.delays(sources, rank[sources] != rank[targets])
+        by_target = np.argsort(targets, kind="stable")
+        sources, targets, delays = sources[by_target], targets[by_target], delays[by_target]
+        row = np.arange(len(targets)) - np.searchsorted(targets, targets)
+        self.sources = np.full((row.max(initial=0) + 1, self.n + 2), self.start)
+        self.sources[row, targets] = sources
+        self.delays = np.zeros(self.sources.shape, dtype=self.duration.dtype)
+        self.delays[row, targets] = delays
+        self.weight = np.full(self.n + 2, self.stop)
+        last = kinds[targets] == Kind.W
+        self.weight[sources[last]] = targets[last]
+
+    def run(self, orders: Array, fit: Array) -> Outcome:
+        """The outcome of every order.
+
+        orders: positions in `work` of forwards and backwards, `[order, queue, place]`. fit: the
+        share of a W that a wait must hold for it to go there, `[order]`.
+        """
+        return _Runs(self, orders, fit).outcome()
+
+
+class _Runs:
+    """State of many runs, one row for each queue of each order."""
+
+    def __init__(self, trials: Trials, orders: Array, fit: Array) -> None:
+        t, (self.n_orders, self.n_queues, width) = trials, orders.shape
+        rows = self.n_orders * self.n_queues
+        self.t = t
+        self.order = np.full((rows, width + 1), t.stop)
+        self.order[:, :width] = orders.reshape(rows, width)
+        self.order = self.order.ravel()
+        self.at = np.arange(rows) * (width + 1)
+        self.end = np.full((self.n_orders, t.n + 2), t.far, dtype=t.duration.dtype)
+        self.end[:, t.start :] = 0
+        self.end = self.end.ravel()
+        self.base = np.repeat(np.arange(self.n_orders) * (t.n + 2), self.n_queues)
+        self.clock = np.zeros(rows, dtype=t.duration.dtype)
+        self.begun = np.full(rows, t.far, dtype=t.duration.dtype)
+        self.flight = np.zeros(rows, dtype=np.int64)
+        self.limit = np.tile(t.limit, self.n_orders)
+        self.fit = np.repeat(fit, self.n_queues)
+        self.pending = np.full(rows * (width + 1), t.stop)  # W whose I has run, oldest first
+        self.head = self.at.copy()
+        self.tail = self.at.copy()
+        self.lines = np.full((rows, int(np.bincount(t.work.queue_of_slot).max())), t.n)
+        self.n_run = np.zeros(rows, dtype=np.int64)
+
+    def outcome(self) -> Outcome:
+        while self._round():
+            pass
+        shape = (self.n_orders, self.n_queues)
+        done = (self.order[self.at] == self.t.stop) & (self.tail == self.head)
+        clock = self.clock.reshape(shape)
+        return Outcome(
+            makespan=clock.max(axis=1),
+            span=(clock - self.begun.reshape(shape)).max(axis=1),
+            runs=done.reshape(shape).all(axis=1),
+            lines=self.lines.reshape(*shape, -1),
+        )
+
+    def _round(self) -> bool:
+        """Lets every queue that knows its next action run it; False when none can."""
+        t, item = self.t, self.order[self.at]
+        ready = self.end[self.base + t.sources[0][item]] + t.delays[0][item]
+        for sources, delays in zip(t.sources[1:], t.delays[1:], strict=True):
+            ready = np.maximum(ready, self.end[self.base + sources[item]] + delays[item])
+        known, full = ready < t.far, t.takes[item] & (self.flight >= self.limit)
+        weight, stop = self.pending[self.head], item == t.stop
+        waits = known & (ready > self.clock)
+        fits = waits & (self.clock + self.fit * t.duration[weight] <= ready)
+        fill = (self.tail > self.head) & (full | stop | fits)
+        own = known & ~full & ~stop & ~fill
+        rows = np.flatnonzero(fill | own)
+        if len(rows):
+            taken = own[rows]
+            self._advance(rows, np.where(taken, item[rows], weight[rows]), taken, ready[rows])
+        return len(rows) > 0
+
+    def _advance(self, rows: Array, item: Array, own: Array, ready: Array) -> None:
+        """Runs one action on each of these rows; `own` ones stand in the order, others are W."""
+        t, clock = self.t, self.clock[rows]
+        start = np.where(own, np.maximum(ready, clock), clock)
+        end = start + t.duration[item]
+        self.clock[rows] = self.end[self.base[rows] + item] = end
+        self.begun[rows] = np.minimum(self.begun[rows], start)
+        self.flight[rows] += t.change[item]
+        self.at[rows] += own
+        self.head[rows] += ~own
+        weight = t.weight[item]
+        split = weight != t.stop
+        queued = rows[split]
+        self.pending[self.tail[queued]] = weight[split]
+        self.tail[queued] += 1
+        self.lines[rows, self.n_run[rows]] = item
+        self.n_run[rows] += 1
