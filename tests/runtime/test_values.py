@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 
 import pytest
 import torch
@@ -313,6 +314,26 @@ def test_an_output_that_is_a_view_or_the_input_itself() -> None:
     for name in ("1f1b", "zb-h1"):
         modules = [Turn(), Pass(), Turn()]
         assert_like_whole(build(name, p=3, m=4), modules, *batch(8))
+
+
+def test_an_output_is_freed_once_it_was_sent_and_not_kept_until_its_backward() -> None:
+    schedule, seen = build("gpipe", p=2, m=6), []
+
+    class Seen(Block):
+        def forward(self, x):
+            out = super().forward(x) * 1.0  # no backward needs this result
+            seen.append(weakref.ref(out))
+            out.register_hook(lambda grad: alive.append(sum(r() is not None for r in seen)))
+            return out
+
+    alive: list[int] = []
+
+    def rank(r, g):
+        module = Seen(0) if r == 0 else Block(1)
+        Pipeline(schedule, {r: module}, mean_square, group=g.group).step(*batch(6))
+
+    on_ranks(2, rank)
+    assert len(alive) == 6 and max(alive) <= 1
 
 
 def test_receive_buffers_do_not_grow_with_m() -> None:

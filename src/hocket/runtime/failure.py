@@ -21,15 +21,22 @@ _PARTNER = {
     Kind.RECV_F: (Kind.SEND_F, -1), Kind.RECV_B: (Kind.SEND_B, +1),
     Kind.SEND_F: (Kind.RECV_F, +1), Kind.SEND_B: (Kind.RECV_B, -1),
 }  # fmt: skip
-GRACE = 1.0  # seconds in which the rank that caused a broken connection may say so
+# Seconds in which the rank that broke a connection may say why, before this one says what it sees;
+# a rank that knows less (not even who is gone) leaves the word to others for longer.
+GRACE = 0.5
+LONG_GRACE = 2.0
 STAY = 0.3  # seconds in which the others may read what this rank said, should it hold the store
 
 
 class Place(NamedTuple):
-    """Where a rank is: its action in words, and whom it waits for (rank, their action)."""
+    """Where a rank is: its action in words, and whom it waits for (rank, their action).
+
+    peer: the rank on the other side of its message, waited for or not.
+    """
 
     action: str
     waits_for: tuple[int, str] | None = None
+    peer: int | None = None
 
     def __str__(self) -> str:
         if self.waits_for is None:
@@ -47,11 +54,10 @@ def place(program: Program, entry: Entry | None) -> Place:
         return Place(str(action))
     kind, offset = _PARTNER[action.kind]
     partner = f"{action.stage + offset}{kind.name}{action.mb}"
-    waiting = entry.role in (Role.WAIT, Role.RELEASE)
-    label = str(action)
-    if entry.role is Role.WAIT:
-        label = _consumer(program, entry)
-    return Place(label, (program.peer[entry.action], partner) if waiting else None)
+    peer = program.peer[entry.action]
+    waits_for = (peer, partner) if entry.role in (Role.WAIT, Role.RELEASE) else None
+    label = _consumer(program, entry) if entry.role is Role.WAIT else str(action)
+    return Place(label, waits_for, peer)
 
 
 def _consumer(program: Program, entry: Entry) -> str:
@@ -155,7 +161,10 @@ def failure(
     error: BaseException, rank: int, at: Place, communicating: bool, board: Board
 ) -> RunError:
     """The error to raise on this rank: it names the first rank that failed, where and why."""
-    record = board.failed(GRACE if communicating and not _timed_out(error) else 0.0)
+    grace = 0.0
+    if communicating and not _timed_out(error):
+        grace = LONG_GRACE if at.peer is None else GRACE
+    record = board.failed(grace)
     if record is None:
         record = board.first(_record(error, rank, at, communicating, board))
     text = record["text"]
@@ -172,7 +181,7 @@ def _record(
         text = f"rank {rank} failed in {at.action}: {what}"
         return {"rank": rank, "action": at.action, "text": text, "told_by": rank}
     if not _timed_out(error):
-        culprit, action = at.waits_for if at.waits_for is not None else (None, at.action)
+        culprit, action = at.waits_for if at.waits_for is not None else (at.peer, at.action)
         who = "another rank" if culprit is None else f"rank {culprit}"
         text = f"{who} is gone (killed?): rank {rank} was {at}, when the connection broke"
         return {"rank": culprit, "action": action, "text": text, "told_by": rank}

@@ -7,6 +7,7 @@ import secrets
 import time
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -105,8 +106,12 @@ class Pipeline:
         self._running: Execution | None = None
         self._phase = ""
         self._broken = ""
+        groups = [data_parallel, None if self.wire is None else self.wire.group]
+        self._break = partial(_break, [group for group in groups if group is not None])
         self._watch = Watch(self, self._board, self.rank, min(timeout / 6, 5.0), self._break)
         self._watch.where = _where(self)
+        if self.wire is not None:
+            weakref.finalize(self, self.wire.close)
         self._guarded(self._sharing.align, "the broadcast of mirrored weights")
 
     # --- construction -----------------------------------------------------------------------
@@ -397,12 +402,6 @@ class Pipeline:
             foreign and entry is not None and entry.role not in (Role.RUN, Role.HAND)
         )
 
-    def _break(self) -> None:
-        """Breaks the connections, which wakes the ranks that wait for this one."""
-        for group in (self.wire.group if self.wire is not None else None, self._replicas):
-            if group is not None:
-                break_connections(group)
-
     def close(self) -> None:
         """Ends the threads of this pipeline and takes the split backward off its modules."""
         self._watch.stop.set()
@@ -447,6 +446,11 @@ def _assert_clean(execution: Execution) -> None:
     assert not left, f"left over after the step: {', '.join(left)}"
     for ends in (parts.up, parts.down):
         assert all(end.quiet for end in ends.values()), "messages left over after the step"
+
+
+def _break(groups: Sequence[Any]) -> None:
+    for group in groups:
+        break_connections(group)
 
 
 def _where(pipeline: Pipeline) -> Callable[[], tuple[Any, Place] | None]:

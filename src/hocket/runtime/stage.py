@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hocket.errors import RunError
 from hocket.runtime.values import call, flatten, rebuild
@@ -23,7 +24,8 @@ class Stage:
     """The life of each microbatch in one stage.
 
     Per microbatch: `inputs` (put there by a receive, a neighbour or the data), `leaves` (input
-    tensors that need a gradient), `roots` (where the backward starts), `gradients` (those of the
+    tensors that need a gradient), `roots` (where the backward starts: edges of the graph, which do
+    not keep the output itself alive), `gradients` (those of the
     roots, or None for the loss), `results` (the output on its way out) and `returns` (the
     gradients of the leaves on their way back). Each is taken once and then empty again.
     """
@@ -36,7 +38,7 @@ class Stage:
         self.keys: Callable[[int], AbstractContextManager] | None = None
         self.inputs: list[Any] = [None] * m
         self.leaves: list[Sequence[Tensor] | None] = [None] * m
-        self.roots: list[Sequence[Tensor] | None] = [None] * m
+        self.roots: list[Sequence[GradientEdge] | None] = [None] * m
         self.gradients: list[Sequence[Tensor | None] | None] = [None] * m
         self.results: list[Any] = [None] * m
         self.returns: list[Sequence[Tensor | None] | None] = [None] * m
@@ -54,17 +56,17 @@ class Stage:
         """F: leaves the output in `results`."""
         out = self._run(mb)
         if isinstance(out, Tensor):
-            self.roots[mb] = (out,) if out.requires_grad else ()
+            self.roots[mb] = (get_gradient_edge(out),) if out.requires_grad else ()
         else:
             _, tensors = flatten(out, f"the output of stage {self.index}")
-            self.roots[mb] = [t for t in tensors if t.requires_grad]
+            self.roots[mb] = [get_gradient_edge(t) for t in tensors if t.requires_grad]
         self.results[mb] = (out,)
 
     def forward_loss(self, mb: int) -> None:
         """F of a path's last stage: leaves the loss in `losses`."""
         loss = self._loss_of(self._run(mb), mb)
         if loss.requires_grad:
-            self.roots[mb] = (loss,)
+            self.roots[mb] = (get_gradient_edge(loss),)
             self.gradients[mb] = (self._weight(loss, mb),)
         else:
             self.roots[mb], self.gradients[mb] = (), ()
@@ -137,7 +139,7 @@ class Stage:
         if pending is not None:
             pending.run()
 
-    def _start(self, mb: int) -> tuple[tuple[Tensor, ...], tuple[Tensor | None, ...]]:
+    def _start(self, mb: int) -> tuple[tuple[GradientEdge, ...], tuple[Tensor | None, ...]]:
         roots, gradients = self.roots[mb], self.gradients[mb]
         self.roots[mb] = self.gradients[mb] = None
         assert roots is not None, f"no forward of {self.index}F{mb}"
@@ -188,7 +190,7 @@ _NOTHING = nullcontext()
 _ENGINE = getattr(torch.autograd.Variable, "_execution_engine", None)
 
 
-def _backward(roots: tuple[Tensor, ...], gradients: tuple[Tensor | None, ...]) -> None:
+def _backward(roots: tuple[GradientEdge, ...], gradients: tuple[Tensor | None, ...]) -> None:
     """torch.autograd.backward, without the 5 us that checking the shapes in Python takes.
 
     The engine checks them again; they are right by construction.
