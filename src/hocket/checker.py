@@ -211,12 +211,9 @@ def _is_whole(index: Index) -> bool:
     """
     if index.n_odd or index.schedule.has_communication:
         return False
-    sets = np.arange(1 << len(Kind))
-    there = {kind: (sets >> int(kind)) & 1 == 1 for kind in Kind}
-    bad = np.zeros(len(sets), dtype=bool)
-    for absent, _ in _absences(index.schedule, there):
-        bad |= absent
-    return not index.census()[bad].any()
+    sets = list(index.census())
+    there = {kind: np.array([kind in kinds for kinds in sets]) for kind in Kind}
+    return not any(absent.any() for absent, _ in _absences(index.schedule, there))
 
 
 def _all_pairs(schedule: Schedule) -> tuple[Array, Array]:

@@ -179,6 +179,10 @@ class Ticks:
         whole, rest = divmod(int(ticks), self.scale)
         return Fraction(int(ticks), self.scale) if rest else whole
 
+    def values(self, ticks: Array) -> list[Number]:
+        """Each of some ticks as a time, `[...]`."""
+        return ticks.tolist() if self.scale == 1 else list(map(self.value, ticks.tolist()))
+
 
 def ticks_for(values: Sequence[Number], n_actions: int) -> Ticks:
     """The finest exact tick of these values; floats where there is none that fits 63 bits."""

@@ -62,11 +62,6 @@ class Index:
         """The microbatch of each action."""
         return mbs_of(self.schedule.codes)
 
-    @property
-    def present(self) -> Array:
-        """Which kinds stand in the order, `[kind]`."""
-        return self.counts > 0
-
     def find(self, kind: Kind, stages: Array, mbs: Array) -> Array:
         """Positions of (kind, stage, mb); stages must lie on the microbatches' paths."""
         if not self.counts[kind]:
@@ -91,14 +86,18 @@ class Index:
             found[open_] = self.find(kind, self.stages[where] + shift, mbs)
         return having, found
 
-    def census(self) -> Array:
-        """How many (stage, microbatch) pairs have each set of kinds, `[2 ** kinds]`."""
-        counts = np.zeros(1 << len(Kind), dtype=np.int64)
+    def census(self) -> dict[tuple[Kind, ...], int]:
+        """How many (stage, microbatch) pairs have just these kinds."""
+        kinds = np.flatnonzero(self.counts)
+        counts = np.zeros(1 << len(kinds), dtype=np.int64)
         loops.run(
             loops.census, self.n,
-            (self.table, self.present, self.lengths, self.n_stages, self.n), (counts,),
+            (self.table, kinds, self.lengths, self.n_stages, self.n), (counts,),
         )  # fmt: skip
-        return counts
+        return {
+            tuple(Kind(k) for i, k in enumerate(kinds.tolist()) if bits >> i & 1): int(counts[bits])
+            for bits in np.flatnonzero(counts).tolist()
+        }
 
 
 class _Rules(NamedTuple):
@@ -388,13 +387,21 @@ def longest_path(graph: Graph, durations: Array, delays: Array) -> Times:
     Units and exactness are those of the arrays: integers stay integers. Nodes that wait for ever
     are at 0.
     """
-    start, end = np.zeros_like(durations), np.zeros_like(durations)
+    return replay(graph, durations.copy(), delays)
+
+
+def replay(graph: Graph, durations: Array, delays: Array) -> Times:
+    """The same, written over `durations`: they become the ends."""
+    start = np.empty_like(durations)
+    if graph.stuck:
+        ran = np.zeros(graph.n_nodes, dtype=bool)
+        ran[graph.sequence] = True
+        start[~ran] = durations[~ran] = 0
     loops.run(
         loops.replay, graph.n_nodes,
-        (graph.sequence, graph.heads, graph.need_starts, graph.needs, durations, delays),
-        (start, end),
+        (graph.sequence, graph.heads, graph.need_starts, graph.needs, delays), (start, durations),
     )  # fmt: skip
-    return Times(start, end, graph.stuck)
+    return Times(start, durations, graph.stuck)
 
 
 def cycle(graph: Graph) -> Iterator[tuple[int, int]]:

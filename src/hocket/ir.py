@@ -42,6 +42,7 @@ COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W)
 _STAGE_SHIFT, _MB_SHIFT = 4, 24
 _KIND_MASK, _STAGE_MASK = (1 << 4) - 1, (1 << 20) - 1
 MAX_STAGE = _STAGE_MASK
+_PART = 1 << 20  # actions looked at at once where that saves memory
 
 
 class Action(NamedTuple):
@@ -274,8 +275,14 @@ def _columns(lines: Sequence[Line]) -> tuple[Array, Array]:
     """Codes `[slot, ...]` and widths `[slot, line]`; each line has slots of one width."""
     n = len(lines[0].widths)
     assert all(len(x.widths) == n for x in lines), "lines of different lengths"
-    codes = [x.codes.reshape(n, -1) if n else x.codes.reshape(0, 1) for x in lines]
-    return np.concatenate(codes, axis=1), np.stack([x.widths for x in lines], axis=1)
+    each = [len(x.codes) // n if n else 1 for x in lines]
+    codes, widths = (np.empty((n, k), dtype=np.int64) for k in (sum(each), len(lines)))
+    at = 0
+    for i, (line, wide) in enumerate(zip(lines, each, strict=True)):
+        codes[:, at : at + wide] = line.codes.reshape(n, wide)
+        widths[:, i] = line.widths
+        at += wide
+    return codes, widths
 
 
 @dataclass(frozen=True, eq=False)
@@ -314,15 +321,12 @@ class Schedule:
                 raise ScheduleError(
                     f"{name} has {len(queues)} queues, but the order has {len(lines)} lines"
                 )
-        widths = [x.widths[x.widths > 0] for x in lines]
-        return cls(
-            name=name,
-            placement=placement,
-            queues=queues,
-            codes=np.concatenate([x.codes for x in lines]),
-            slots=_offsets(np.concatenate(widths)),
-            starts=_offsets(np.array([len(w) for w in widths])),
-        )
+        codes = np.concatenate([x.codes for x in lines])
+        widths = [x.widths if x.widths.all() else x.widths[x.widths > 0] for x in lines]
+        starts = _offsets(np.array([len(w) for w in widths]))
+        single = len(codes) == starts[-1]
+        slots = np.arange(len(codes) + 1) if single else _offsets(np.concatenate(widths))
+        return cls(name, placement, queues, codes, slots, starts)
 
     @classmethod
     def from_order(
@@ -402,21 +406,27 @@ class Schedule:
         return np.array([q.rank for q in self.queues], dtype=np.int32)
 
     @cached_property
+    def kinds(self) -> frozenset[Kind]:
+        """The kinds that stand in the order."""
+        found = np.zeros(_KIND_MASK + 1, dtype=np.int64)
+        for at in range(0, len(self.codes), _PART):
+            found += np.bincount(kinds_of(self.codes[at : at + _PART]), minlength=len(found))
+        return frozenset(Kind(k) for k in np.flatnonzero(found).tolist())
+
+    @property
     def has_communication(self) -> bool:
         """True when SEND and RECV actions stand in the order."""
-        return bool((kinds_of(self.codes) >= Kind.SEND_F).any())
+        return any(kind.is_communication for kind in self.kinds)
 
-    @cached_property
+    @property
     def has_split_backward(self) -> bool:
         """True when some backward is an I and a W."""
-        kinds = kinds_of(self.codes)
-        return bool(((kinds == Kind.I) | (kinds == Kind.W)).any())
+        return not self.kinds.isdisjoint((Kind.I, Kind.W))
 
-    @cached_property
+    @property
     def is_forward_only(self) -> bool:
         """True when no backward stands in the order (evaluation)."""
-        kinds = kinds_of(self.codes)
-        return not np.isin(kinds, (Kind.B, Kind.I, Kind.W)).any()
+        return self.kinds.isdisjoint((Kind.B, Kind.I, Kind.W))
 
     def slot(self, index: int) -> Slot:
         """The actions of one slot."""

@@ -53,21 +53,21 @@ def locate(
     return n_odd
 
 
-def census(table, present, lengths, n_stages, empty, counts):
-    """Counts the (stage, microbatch) pairs by the set of kinds they have, as bits of a number."""
+def census(table, kinds, lengths, n_stages, empty, counts):
+    """Counts the (stage, microbatch) pairs by which of `kinds` they have, as bits of a number."""
     m = len(lengths)
     cells = n_stages * m
     for stage in range(n_stages):
         for mb in range(m):
             if stage < lengths[mb]:
-                kinds = 0
-                for kind in range(len(present)):
-                    if present[kind] and table[kind * cells + stage * m + mb] != empty:
-                        kinds |= 1 << kind
-                counts[kinds] += 1
+                bits = 0
+                for k in range(len(kinds)):
+                    if table[kinds[k] * cells + stage * m + mb] != empty:
+                        bits |= 1 << k
+                counts[bits] += 1
 
 
-def link(
+def link(  # noqa: C901 (a call inside this nest would make it ten times slower, compiled)
     codes, first, visit, node_of, chains, ranks, posts, lengths, n_stages, slices, table, empty,
     keep, need_of_kind, offset_of, step_of, source_of, source_kinds, source_shifts,
     need_starts, needs, source, target, crosses,
@@ -78,25 +78,22 @@ def link(
     `visit` is empty, and is its own action where `node_of` is empty. Edges that a chain's own
     order implies are left out unless `keep`. Late: a source that stands behind in the same chain.
     """
-    m, n_edges, n_open, n_late = len(lengths), 0, 0, 0
+    m, e, n_open, n_late = len(lengths), 0, 0, 0
     cells, n_serial = n_stages * m, len(first) - 1 - len(posts)
     for chain in range(len(chains) - 1):
-        last = chains[chain + 1]
-        for i in range(chains[chain], last):
+        top, last = chains[chain], chains[chain + 1]
+        for i in range(top, last):
             for v in range(first[i], first[i + 1]):
                 a = visit[v] if len(visit) else v
-                code = codes[a]
-                kind, stage, mb = kinds_of(code), stages_of(code), mbs_of(code)
+                kind, stage, mb = kinds_of(codes[a]), stages_of(codes[a]), mbs_of(codes[a])
                 if mb >= m or stage >= lengths[mb]:
                     continue
                 for need in range(need_of_kind[kind], need_of_kind[kind + 1]):
-                    wanted = stage + offset_of[need]
-                    if wanted < 0 or wanted >= lengths[mb]:
+                    wanted, step, j = stage + offset_of[need], step_of[need], empty
+                    if not 0 <= wanted < lengths[mb]:
                         continue
-                    step = step_of[need]
                     if step != 0 and not 0 <= mb % slices + step < slices:
                         continue
-                    j = empty
                     for s in range(source_of[need], source_of[need + 1]):
                         cell = source_kinds[s] * cells + (stage + source_shifts[s]) * m + mb + step
                         j = table[cell]
@@ -106,21 +103,19 @@ def link(
                         n_open += 1
                         continue
                     node = node_of[j] if len(node_of) else j
-                    if node > i and node < last:
-                        n_late += 1
-                    if keep or node > i or node < chains[chain]:
-                        needs[n_edges], source[n_edges] = node, j
+                    n_late += i < node < last
+                    if keep or not top <= node <= i:
+                        needs[e], source[e], crosses[e] = node, j, ranks[node] != ranks[i]
                         if len(target):
-                            target[n_edges] = a
-                        crosses[n_edges] = ranks[node] != ranks[i]
-                        n_edges += 1
+                            target[e] = a
+                        e += 1
             if i >= n_serial and posts[i - n_serial] >= 0:
                 j = posts[i - n_serial]
-                needs[n_edges], source[n_edges] = node_of[j], j
-                target[n_edges], crosses[n_edges] = visit[first[i]], False
-                n_edges += 1
-            need_starts[i + 1] = n_edges
-    return n_edges, n_open, n_late
+                needs[e], source[e], target[e] = node_of[j], j, visit[first[i]]
+                crosses[e] = False
+                e += 1
+            need_starts[i + 1] = e
+    return e, n_open, n_late
 
 
 def topological(chains, need_starts, needs, done, waiting, next_waiting, stack, cursor, sequence):
@@ -157,8 +152,11 @@ def topological(chains, need_starts, needs, done, waiting, next_waiting, stack, 
     return n_done
 
 
-def replay(sequence, heads, need_starts, needs, durations, delays, start, end):
-    """When each node starts and ends, taken in an order in which all can run."""
+def replay(sequence, heads, need_starts, needs, delays, start, end):
+    """When each node starts and ends, taken in an order in which all can run.
+
+    `end` holds the durations before and the ends after.
+    """
     for i in sequence:
         time = 0 if heads[i] else end[i - 1]
         for e in range(need_starts[i], need_starts[i + 1]):
@@ -166,7 +164,7 @@ def replay(sequence, heads, need_starts, needs, durations, delays, start, end):
             if ready > time:
                 time = ready
         start[i] = time
-        end[i] = time + durations[i]
+        end[i] += time
 
 
 def replay_samples(sequence, heads, need_starts, needs, delays, time, end):

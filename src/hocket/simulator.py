@@ -9,7 +9,7 @@ import numpy as np
 
 from hocket.checker import check
 from hocket.costs import Costs, CostTable
-from hocket.graph import Graph, graph, longest_path
+from hocket.graph import Graph, graph, replay
 from hocket.ir import Kind, Schedule, kinds_of
 from hocket.timeline import Timeline
 
@@ -53,7 +53,7 @@ def _times(
         durations = before + durations + after
     if schedule.has_communication:  # a slot may be several nodes
         durations = durations[schedule.slot_of_action[g.first_action]]
-    start, end, _ = longest_path(g, durations, delays)
+    start, end, _ = replay(g, durations, delays)
     if not schedule.is_single or schedule.has_communication:
         start, end = start[g.node_of_action], end[g.node_of_action]
     if lanes:

@@ -147,29 +147,29 @@ class Timeline:
     @cached_property
     def ranks(self) -> tuple[RankSummary, ...]:
         """One summary a rank."""
-        causes, phases = self._idle
-        flight, memory = self.peaks("in_flight"), self.peak_bytes
-        value, worked = self.ticks.value, set(self._worked)
-        out = []
-        for rank, queues in enumerate(self._queues_of_rank):
-            mine = [q for q in queues if q in worked]
-            start, end = self._rank_extent[rank]
-            busy, transfer = value(self._busy[mine].sum()), value(self._transfer[mine].sum())
-            out.append(
-                RankSummary(
-                    rank=rank,
-                    start=value(start - self._first),
-                    end=value(end - self._first),
-                    busy=busy,
-                    transfer=transfer,
-                    idle=self.makespan * len(mine) - busy - transfer,
-                    peak_in_flight=int(flight[rank]),
-                    peak_bytes=memory[rank],
-                    waits={c: value(causes[mine, i].sum()) for i, c in enumerate(CAUSES)},
-                    bubble={c: value(phases[mine, i].sum()) for i, c in enumerate(PHASES)},
-                )
-            )
-        return tuple(out)
+        totals, values = self._summed, self.ticks.values
+        busy, transfer = self._by_rank(totals.busy), self._by_rank(totals.transfer)
+        starts, ends = (np.array(x) for x in zip(*self._rank_extent, strict=True))
+        n_queues = self._by_rank(np.ones(len(totals.busy), dtype=np.int64))
+        idle = n_queues * (self._last - self._first) - busy - transfer
+        causes, phases = (
+            zip(*(values(self._by_rank(column)) for column in x.T), strict=True) for x in self._idle
+        )
+        rows = zip(
+            values(starts - self._first), values(ends - self._first), values(busy),
+            values(transfer), values(idle), map(int, self.peaks("in_flight")), self.peak_bytes,
+            (dict(zip(CAUSES, x, strict=True)) for x in causes),
+            (dict(zip(PHASES, x, strict=True)) for x in phases),
+            strict=True,
+        )  # fmt: skip
+        return tuple(RankSummary(rank, *row) for rank, row in enumerate(rows))
+
+    def _by_rank(self, values: Array) -> Array:
+        """Sums over the queues of each rank that do any work."""
+        s = self.schedule
+        out = np.zeros(s.p, dtype=values.dtype)
+        np.add.at(out, s.rank_of_queue[self._worked], values[self._worked])
+        return out
 
     @cached_property
     def _queues_of_rank(self) -> list[list[int]]:
@@ -273,14 +273,15 @@ class Timeline:
     @cached_property
     def _rank_extent(self) -> list[tuple[Number, Number]]:
         """First occupied and last occupied tick of each rank."""
-        totals, worked = self._summed, set(self._worked)
-        zero = self.start.dtype.type(0)
-        out = []
-        for queues in self._queues_of_rank:
-            mine = [q for q in queues if q in worked]
-            extent = (totals.first[mine].min(), totals.last[mine].max()) if mine else (zero, zero)
-            out.append(extent)
-        return out
+        totals, s = self._summed, self.schedule
+        worked, rank = self._worked, self.schedule.rank_of_queue[self._worked]
+        first = np.full(s.p, totals.first[worked].max(initial=0), dtype=self.start.dtype)
+        last = np.full(s.p, totals.last[worked].min(initial=0), dtype=self.start.dtype)
+        np.minimum.at(first, rank, totals.first[worked])
+        np.maximum.at(last, rank, totals.last[worked])
+        idle = np.bincount(rank, minlength=s.p) == 0
+        first[idle] = last[idle] = 0
+        return list(zip(first, last, strict=True))
 
     # --- memory -------------------------------------------------------------------------
 
