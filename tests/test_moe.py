@@ -1,6 +1,7 @@
 """Phases of MoE layers on two queues: orders, DeepSeek's times, sharing, the seventh trace."""
 
 import tomllib
+from dataclasses import replace
 from fractions import Fraction
 
 import pytest
@@ -9,6 +10,7 @@ from hypothesis import strategies as st
 
 from common import DATA, order_of, written
 from hocket import Costs, build, check, load_costs, simulate
+from hocket.bounds import lower_bounds
 from hocket.cli import main
 from hocket.contention import simulate_shared
 from hocket.costs import Cycle, costs_from
@@ -94,6 +96,23 @@ def test_four_layers_with_deepseeks_times(order, ms):
 
 def test_deepseeks_order_is_within_two_percent_of_their_measured_129_ms():
     assert _pair("deepseek").makespan == pytest.approx(129.0, rel=0.02)
+
+
+def test_without_the_wait_of_messages_work_alone_decides():
+    payload = replace(  # their all-to-all kernels without the wait for the other ranks
+        H800, F=Cycle((4.60, 4.45, 4.64, 5.99)), I=Cycle((9.54, 6.37, 5.36, 3.68))
+    )
+    work = 4 * (4.60 + 4.64 + 9.54 + 5.36 + 2.40 + 5.07)
+    assert _pair("deepseek", payload).makespan == pytest.approx(work, abs=0.05)
+    assert _pair("ring", payload).makespan == pytest.approx(work, abs=0.05)
+    assert _pair("naive", payload).makespan == pytest.approx(133.4, abs=0.1)
+
+
+def test_lower_bound_of_phases_is_the_work_of_the_busiest_queue():
+    s = build("moe-pair", p=1, m=2, layers=4)
+    work = lower_bounds(s, H800)[0]
+    assert work.value == pytest.approx(8 * (4.60 + 4.64 + 9.54 + 5.36 + 2.40 + 5.07))
+    assert work.argument == "rank 0 works that long, with the shortest way in and out"
 
 
 def test_freeing_attention_early_exposes_the_messages():

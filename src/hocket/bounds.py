@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.costs import Costs, CostTable, Number, quotient
+from hocket.costs import Costs, CostTable, Number
 from hocket.graph import edges
 from hocket.ir import Array, Kind, Placement, Schedule, kinds_of
 from hocket.policy import all_actions
@@ -25,7 +25,7 @@ class Bound(NamedTuple):
 def lower_bounds(schedule: Schedule, costs: Costs) -> tuple[Bound, Bound]:
     """Two lower bounds of the makespan of any order of this schedule's slots.
 
-    The busiest rank: its work, after the shortest way to its first action and before the
+    The busiest queue: its work, after the shortest way to its first action and before the
     shortest way from its last. The longest chain: one microbatch there and back alone. A fused
     slot counts as it is: the bounds hold for orders that fuse the same.
     """
@@ -34,16 +34,17 @@ def lower_bounds(schedule: Schedule, costs: Costs) -> tuple[Bound, Bound]:
     slots = before + table.work() + after
     kinds = tuple(Kind(k) for k in np.unique(kinds_of(schedule.codes)) if k < Kind.SEND_F)
     head, tail, chain = _chains(schedule, costs, kinds)
-    busy = np.zeros(schedule.p, dtype=slots.dtype)
-    np.add.at(busy, schedule.rank_of_queue[schedule.queue_of_slot], slots)
-    streams = np.bincount(schedule.rank_of_queue, minlength=schedule.p)
+    busy = np.zeros(len(schedule.queues), dtype=slots.dtype)
+    np.add.at(busy, schedule.queue_of_slot, slots)
+    at = {queue: i for i, queue in enumerate(schedule.queues)}
+    queues = schedule.placement.queues
     whole = [
-        head[r] + quotient(table.ticks.value(busy[r]), int(streams[r])) + tail[r]
-        for r in range(schedule.p)
+        a + table.ticks.value(busy[at[q]]) + b for q, a, b in zip(queues, head, tail, strict=True)
     ]
-    rank = int(np.argmax([float(x) for x in whole]))
+    longest = int(np.argmax([float(x) for x in whole]))
     work = Bound(
-        _plain(whole[rank]), f"rank {rank} works that long, with the shortest way in and out"
+        _plain(whole[longest]),
+        f"rank {queues[longest]} works that long, with the shortest way in and out",
     )
     return work, Bound(_plain(chain), "one microbatch alone takes that long there and back")
 
@@ -55,7 +56,7 @@ def _plain(x: Number) -> Number:
 def _chains(
     schedule: Schedule, costs: Costs, kinds: tuple[Kind, ...]
 ) -> tuple[list[Number], list[Number], Number]:
-    """Shortest time before each rank's first and after its last action, and the longest chain."""
+    """Shortest time before each queue's first and after its last action, and the longest chain."""
     one = _one_microbatch_a_path(schedule, kinds)
     table = CostTable(costs, one)
     before, after = table.lanes()
@@ -67,8 +68,9 @@ def _chains(
     rest = _longest(len(time), targets, sources, delays, time)
     if (schedule.widths > 1).any():  # parts of fused slots may be shorter than alone
         start, rest = np.zeros_like(start), np.zeros_like(rest)
-    heads = [table.ticks.value(start[rank == r].min(initial=_top(start))) for r in range(one.p)]
-    tails = [table.ticks.value(rest[rank == r].min(initial=_top(rest))) for r in range(one.p)]
+    own, n = one.queue_of_slot, range(len(one.queues))
+    heads = [table.ticks.value(start[own == q].min(initial=_top(start))) for q in n]
+    tails = [table.ticks.value(rest[own == q].min(initial=_top(rest))) for q in n]
     return heads, tails, table.ticks.value((start + time + rest).max())
 
 
