@@ -282,8 +282,13 @@ def graph(schedule: Schedule, *, blocking: bool = False, index: Index | None = N
 
 def edges(schedule: Schedule) -> tuple[Array, Array]:
     """All (source, target) pairs of actions that the table of needs asks for."""
+    return all_edges(schedule)[:2]
+
+
+def all_edges(schedule: Schedule) -> tuple[Array, Array, Array]:
+    """The same, by the target's slot; and where the pairs of each slot start, `[slot + 1]`."""
     g = _linked(Index(schedule), _nodes_of_slots(schedule), keep=True)
-    return g.source, g.target
+    return g.source, g.target, g.need_starts
 
 
 def _linked(index: Index, nodes: _Nodes, *, keep: bool) -> Graph:

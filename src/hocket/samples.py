@@ -1,0 +1,199 @@
+"""Many simulations at once: one order under many costs, or many orders on all cores.
+
+An order that can run is replayed along one topological order, samples side by side. Imports
+loops, graph, costs, timeline, simulator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket import loops
+from hocket.checker import check
+from hocket.costs import Costs, CostTable, Number
+from hocket.errors import CostError
+from hocket.graph import Graph, graph
+from hocket.ir import Array, Kind, Schedule, kinds_of
+from hocket.simulator import UNIT, simulate
+
+SIDE_BY_SIDE = 32  # samples replayed at once: a few cache lines a node
+
+
+class Samples(NamedTuple):
+    """What each sample came to: `makespan` `[sample]`, `ends` of the ranks `[sample, rank]`.
+
+    Integers where all costs are whole numbers, else floats; in the unit of the costs.
+    """
+
+    makespan: Array
+    ends: Array
+
+
+class Outcome(NamedTuple):
+    """The metrics of one simulation, without its arrays. `peaks` by rank."""
+
+    makespan: Number
+    span: Number
+    bubble_ratio: float
+    peaks_in_flight: tuple[int, ...]
+    peaks_bytes: tuple[float, ...]
+
+
+def simulate_samples(
+    schedule: Schedule, costs: Sequence[Costs] | Array, *, base: Costs = UNIT
+) -> Samples:
+    """The makespan of one order under many costs: what `simulate` gives for each, in one go.
+
+    costs: one `Costs` a sample, or durations `[sample, action]` (a fused slot takes its longest
+    part); then `base` gives latency, bandwidth and lanes.
+
+    Raises: ScheduleError where the schedule cannot run, CostError where the costs do not fit.
+    """
+    if isinstance(costs, np.ndarray):
+        g = _runnable(schedule, base)
+        return _replayed(g, len(costs), base, lambda part: _given(g, costs[part]))
+    if not costs:
+        raise CostError("no costs are given")
+    if any((c.lane is None) != (costs[0].lane is None) for c in costs):
+        raise CostError("some costs have a lane and some do not; replay them apart")
+    g = _runnable(schedule, costs[0])
+    tables = [CostTable(c, schedule) for c in costs]
+    whole = all(t.ticks.scale == 1 for t in tables)
+
+    def side_by_side(make: Callable[[CostTable], Array], part: slice) -> Array:
+        rows = [make(t) if whole else make(t) / t.ticks.scale for t in tables[part]]
+        return np.stack(rows, axis=1)
+
+    return _blocks(
+        g, len(tables),
+        lambda part: side_by_side(lambda t: _node_work(g, t), part),
+        lambda part: side_by_side(lambda t: t.delays(g.source, g.crosses), part),
+    )  # fmt: skip
+
+
+def simulate_jitter(
+    schedule: Schedule, costs: Costs = UNIT, *, samples: int = 1000, spread: float = 0.05,
+    seed: int = 0,
+) -> Samples:  # fmt: skip
+    """The makespans when every action takes longer or shorter by chance.
+
+    Each slot's time is multiplied by a normal variate of mean 1 and standard deviation `spread`
+    (never below 0), drawn anew in every sample.
+    """
+    g = _runnable(schedule, costs)
+    rng = np.random.Generator(np.random.SFC64(seed))
+    table = CostTable(costs, schedule)
+    work = _node_work(g, table).astype(np.float64)[:, None] / table.ticks.scale
+
+    def durations(part: slice) -> Array:
+        factor = rng.standard_normal((g.n_nodes, part.stop - part.start), dtype=np.float32)
+        factor *= spread
+        factor += 1
+        np.maximum(factor, 0, out=factor)
+        return work * factor
+
+    return _replayed(g, samples, costs, durations)
+
+
+def simulate_many(
+    schedules: Iterable[Schedule], costs: Costs = UNIT, *, processes: int = 1
+) -> list[Outcome]:
+    """The metrics of many orders; with several processes, on as many cores."""
+    if processes == 1:
+        return [_outcome(s, costs) for s in schedules]
+    from concurrent.futures import ProcessPoolExecutor
+    from functools import partial
+    from multiprocessing import get_context
+
+    schedules = list(schedules)
+    share = max(1, len(schedules) // (4 * processes))
+    with ProcessPoolExecutor(processes, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(partial(_outcome, costs=costs), schedules, chunksize=share))
+
+
+def _outcome(schedule: Schedule, costs: Costs) -> Outcome:
+    t = simulate(schedule, costs)
+    return Outcome(
+        t.makespan, t.span, t.bubble_ratio,
+        tuple(map(int, t.peaks("in_flight"))), tuple(t.peak_bytes),
+    )  # fmt: skip
+
+
+def _runnable(schedule: Schedule, costs: Costs) -> Graph:
+    g = graph(schedule, blocking=costs.lane is not None)
+    if g.stuck or g.n_open:
+        check(schedule).raise_if_bad()
+    return g
+
+
+def _node_work(g: Graph, table: CostTable) -> Array:
+    """Time that each node occupies its queue, in ticks."""
+    work = table.work()
+    if table.costs.lane is not None:
+        before, after = table.lanes()
+        work = before + work + after
+    if g.schedule.has_communication:
+        work = work[g.schedule.slot_of_action[g.first_action]]
+    return work
+
+
+def _given(g: Graph, durations: Array) -> Array:
+    """Durations `[sample, action]` as `[node, sample]`."""
+    if durations.shape[1] != len(g.schedule.codes):
+        raise CostError(
+            f"durations are given for {durations.shape[1]} actions, but the schedule has "
+            f"{len(g.schedule.codes)}"
+        )
+    if not len(g.nodes.of_action):
+        return np.array(durations.T, order="C")
+    out = np.zeros((g.n_nodes, len(durations)), dtype=durations.dtype)
+    np.maximum.at(out, g.node_of_action, durations.T)
+    return out
+
+
+def _replayed(g: Graph, n: int, costs: Costs, durations: Callable[[slice], Array]) -> Samples:
+    """Samples that share the delays of one set of costs."""
+    table = CostTable(costs, g.schedule)
+    ticks = table.delays(g.source, g.crosses)
+    if table.ticks.scale != 1:
+        ticks = ticks / table.ticks.scale
+    row = ticks[:, None] if ticks.any() else np.zeros((1, 1), dtype=ticks.dtype)
+    return _blocks(g, n, durations, lambda part: np.repeat(row, part.stop - part.start, axis=1))
+
+
+def _blocks(
+    g: Graph, n: int, durations: Callable[[slice], Array], delays: Callable[[slice], Array]
+) -> Samples:
+    """Replays some samples at a time, and keeps only the ends of the ranks."""
+    last, rank = _last_nodes(g)
+    dtype, rows = np.dtype(np.int64), []
+    for at in range(0, n, SIDE_BY_SIDE):
+        part = slice(at, min(at + SIDE_BY_SIDE, n))
+        end, delay = durations(part), delays(part)
+        dtype = np.result_type(end, delay)
+        end, delay = np.ascontiguousarray(end, dtype), np.ascontiguousarray(delay, dtype)
+        room = np.zeros(end.shape[1], dtype=dtype)
+        order = (g.sequence, g.heads, g.need_starts, g.needs, delay)
+        loops.run(loops.replay_samples, end.size, order, (room, end))
+        of_ranks = np.zeros((g.schedule.p, end.shape[1]), dtype=dtype)
+        np.maximum.at(of_ranks, rank, end[last])
+        rows.append(of_ranks.T)
+    ends = np.concatenate(rows) if rows else np.zeros((0, g.schedule.p), dtype=dtype)
+    return Samples(ends.max(axis=1), ends)
+
+
+def _last_nodes(g: Graph) -> tuple[Array, Array]:
+    """The last node of each queue that does work, and the rank of each."""
+    s = g.schedule
+    if not s.has_communication:
+        queues = np.flatnonzero(np.diff(s.starts))
+        return s.starts[queues + 1] - 1, s.rank_of_queue[queues]
+    nodes = np.flatnonzero(kinds_of(s.codes[g.first_action]) < Kind.SEND_F)
+    queue = s.queue_of_slot[s.slot_of_action[g.first_action[nodes]]]
+    last = np.full(len(s.queues), -1, dtype=np.int64)
+    np.maximum.at(last, queue, nodes)
+    queues = np.flatnonzero(last >= 0)
+    return last[queues], s.rank_of_queue[queues]
