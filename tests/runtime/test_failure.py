@@ -150,6 +150,10 @@ torch.set_num_threads(1)
 schedule = build("1f1b", p=3, m=4)
 
 
+def say(words):
+    os.write(1, (json.dumps(words) + chr(10)).encode())
+
+
 class Stage(torch.nn.Linear):
     def forward(self, x):
         if dies:
@@ -171,11 +175,11 @@ for victim in (0, 1):
             try:
                 pipe.step(torch.ones(8, 3), torch.ones(8))
             except RunError as error:
-                print(json.dumps([victim, r, error.rank, str(error)]), flush=True)
+                say([victim, r, error.rank, str(error)])
             os._exit(1)
         pids.append(pid)
     status = [os.waitpid(pid, 0)[1] for pid in pids]
-    print(json.dumps([victim, victim, status[victim], ""]), flush=True)
+    say([victim, victim, status[victim], ""])
 """
 
 

@@ -51,7 +51,8 @@ class Pipeline:
     groups of (stage, parameter name) that share one weight; their gradients are summed. seed: give
     every layer of every microbatch random numbers of its own, so that dropout does not depend on
     schedule or placement. store: where ranks leave word of a failure (left out: the default
-    group's store).
+    group's store). A module may bring its own split of the backward: a method `split_plan` that
+    returns what `hocket.runtime.split.prepare` returns.
 
     Raises: ScheduleError, RunError when the schedule cannot run or the ranks do not fit together.
     """
@@ -87,7 +88,7 @@ class Pipeline:
         first_layer = self._meet(store, {"tied": tied, "seed": seed})
         m = schedule.m
         self._stages = {
-            s: Stage(s, module, m, loss, split.prepare(module) if s in self._split else None)
+            s: Stage(s, module, m, loss, _plan(module) if s in self._split else None)
             for s, module in self.modules.items()
         }
         if self._keys is not None:
@@ -422,6 +423,12 @@ def lower(schedule: Schedule) -> Schedule:
         schedule = place_receives(insert_communication(forwards_first(schedule)))
     check(schedule, "tagged").raise_if_bad()
     return schedule
+
+
+def _plan(module: nn.Module) -> Any:
+    """How a module's backward is split: its own way (a method `split_plan`), or the usual one."""
+    own = getattr(module, "split_plan", None)
+    return split.prepare(module) if own is None else own()
 
 
 def _split_stages(schedule: Schedule) -> set[int]:
