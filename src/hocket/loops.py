@@ -533,11 +533,40 @@ def change(
     )  # fmt: skip
 
 
+# --- bytes ------------------------------------------------------------------------------------
+
+
+def copy_segments(pool, source, length, out):
+    """Copies `pool[source[i]:source[i] + length[i]]` of every i to `out`, one after the other."""
+    at = 0
+    for i in range(len(source)):
+        first = source[i]
+        for k in range(length[i]):
+            out[at + k] = pool[first + k]
+        at += length[i]
+
+
+def write_varints(tag, values, width, rows, length):
+    """Writes a tag and a number of 7 bits a byte to the front of each row of `width` bytes."""
+    for i in range(len(values)):
+        at = i * width
+        for k in range(len(tag)):
+            rows[at + k] = tag[k]
+        n, value = len(tag), values[i]
+        while value > 127:
+            rows[at + n] = (value & 127) | 128
+            value >>= 7
+            n += 1
+        rows[at + n] = value
+        length[i] = n + 1
+
+
 # --- compiled or not ----------------------------------------------------------------------------
 
 LOOPS = (
-    locate, census, link, topological, replay, replay_samples, rounds, place_messages,
-    gather_work, totals, binding, idleness, turn, peak_of, unplaced, resort, settle, change,
+    locate, census, link, topological, replay, replay_samples, rounds, place_messages, gather_work,
+    totals, binding, idleness, turn, peak_of, unplaced, resort, settle, change, copy_segments,
+    write_varints,
 )  # fmt: skip
 
 # What numba's import and its loading of cached code cost, counted in actions that one plain loop
@@ -588,7 +617,7 @@ def run(
     """
     compiled = _chooser.compiled(size)
     if compiled is not None:
-        return compiled[loop.__name__](*inputs, *outputs)
+        return compiled[_name(loop)](*inputs, *outputs)
     lists = [x.tolist() for x in outputs]
     given = [x.tolist() if isinstance(x, np.ndarray) else x for x in inputs]
     result = loop(*given, *lists)
@@ -626,12 +655,14 @@ def _compile(numba: Any) -> dict[str, Callable[..., Any]]:
     names: dict[str, Any] = {"__name__": __name__, "range": range, "len": len}
     with _cache_folder(numba):
         for helper in (kinds_of, stages_of, mbs_of):
-            names[helper.__name__] = numba.njit(inline="always")(helper)
+            names[_name(helper)] = numba.njit(inline="always")(helper)
         for loop in LOOPS:
-            copy = FunctionType(loop.__code__, names, loop.__name__)
-            copy.__qualname__ = loop.__qualname__
-            names[loop.__name__] = _jit(numba, copy)
+            names[_name(loop)] = _jit(numba, FunctionType(loop.__code__, names, _name(loop)))
     return names
+
+
+def _name(loop: Any) -> str:
+    return loop.__name__
 
 
 def _jit(numba: Any, function: Callable[..., Any]) -> Callable[..., Any]:

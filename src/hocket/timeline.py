@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -263,15 +263,15 @@ class Timeline:
         return self._summed.transfer
 
     @cached_property
-    def _first(self) -> Number:
+    def _first(self) -> Any:
         return min(s for s, _ in self._rank_extent)
 
     @cached_property
-    def _last(self) -> Number:
+    def _last(self) -> Any:
         return max(e for _, e in self._rank_extent)
 
     @cached_property
-    def _rank_extent(self) -> list[tuple[Number, Number]]:
+    def _rank_extent(self) -> list[tuple[Any, Any]]:
         """First occupied and last occupied tick of each rank."""
         totals, s = self._summed, self.schedule
         worked, rank = self._worked, self.schedule.rank_of_queue[self._worked]

@@ -1,6 +1,6 @@
 """Writes a picture as Perfetto's own format, TrackEvent protobuf messages.
 
-The bytes are put together here: no protobuf library is needed. Imports picture, slices, ir.
+The bytes are put together here: no protobuf library is needed. Imports picture, slices, ir, loops.
 
 Every packet is a row of segments: stretches of bytes that stand ready in a pool, such as a
 slice's name or its time. Columns say which; `_copy` lays them down one after the other.
@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hocket import loops
 from hocket.ir import Array, Kind
 from hocket.trace.picture import Picture, Track
 from hocket.trace.slices import Part, Verb
@@ -153,8 +154,13 @@ class _Segments(NamedTuple):
 def _copy(pool: Array, source: Array, length: Array) -> Array:
     """The bytes `pool[source[i]:source[i] + length[i]]` of every i, one after the other.
 
-    Most of the time goes here. Integer columns in, bytes out: ready to be compiled.
+    Most of the time goes here.
     """
+    fast = loops.compiled(len(source))
+    if fast is not None:
+        out = np.empty(length.sum(), dtype=np.uint8)
+        fast["copy_segments"](pool, source, length, out)
+        return out
     end = np.cumsum(length)
     at = np.arange(end[-1], dtype=np.int32)
     at += np.repeat((source - end + length).astype(np.int32), length)
@@ -189,6 +195,12 @@ class _Pool:
     def varints(self, field: int, values: Array) -> _Column:
         """Adds a number field, one a row; values from 0 on."""
         tag = np.frombuffer(_varint(field << 3), dtype=np.uint8)
+        fast = loops.compiled(len(values))
+        if fast is not None:
+            rows = np.empty((len(values), len(tag) + 9), dtype=np.uint8)
+            length = np.empty(len(values), dtype=np.int64)
+            fast["write_varints"](tag, values, rows.shape[1], rows.ravel(), length)
+            return self._rows(rows, length)
         groups = values[:, None] >> np.arange(0, 63, 7)
         rows = np.empty((len(values), len(tag) + 9), dtype=np.uint8)
         rows[:, : len(tag)] = tag

@@ -207,13 +207,14 @@ def _rows(found: Marks, queues: Sequence[Queue]) -> tuple[Array, Array, list[_Ro
     lanes = int(lane.max(initial=0)) + 1
     key = line * lanes + lane
     by_row = np.argsort(key, kind="stable")
-    keys, row_of = np.unique(key[by_row], return_inverse=True)
+    key = key[by_row]
+    opens = np.diff(key, prepend=-1) != 0
     rows = []
-    for key in keys.tolist():
-        line_and_queue, lane_of_row = divmod(key, lanes)
+    for one in key[opens].tolist():
+        line_and_queue, lane_of_row = divmod(one, lanes)
         line_of_row, queue = divmod(line_and_queue, len(queues))
         rows.append(_Row(queues[queue], Line(line_of_row), lane_of_row))
-    return by_time[by_row], row_of, rows
+    return by_time[by_row], np.cumsum(opens) - 1, rows
 
 
 def _lanes(line: Array, start: Array, end: Array) -> Array:

@@ -236,13 +236,25 @@ def _intern(keys: Array, widths: Array) -> tuple[Array, list[tuple[int, ...]]]:
     Row i is the next `widths[i]` keys, at least one. Beginnings of longer rows have numbers too.
     """
     first = np.cumsum(widths) - widths
-    table, ids = np.unique(keys[first], return_inverse=True)
+    table, ids = _numbered(keys[first])
     rows: list[tuple[int, ...]] = [(x,) for x in table.tolist()]
-    values, codes = np.unique(keys, return_inverse=True)
-    for column in range(1, int(widths.max(initial=0))):
+    widest = int(widths.max(initial=0))
+    values, codes = _numbered(keys) if widest > 1 else (table, ids)
+    for column in range(1, widest):
         longer = np.flatnonzero(widths > column)
         pairs = ids[longer] * len(values) + codes[first[longer] + column]
-        table, inverse = np.unique(pairs, return_inverse=True)
+        table, inverse = _numbered(pairs)
         ids[longer] = len(rows) + inverse
         rows += [(*rows[x // len(values)], int(values[x % len(values)])) for x in table.tolist()]
     return ids, rows
+
+
+def _numbered(keys: Array) -> tuple[Array, Array]:
+    """The different keys in order, and the number of each key: without sorting where few occur."""
+    most = int(keys.max(initial=0))
+    if most > 8 * len(keys) + 1000:
+        table, ids = np.unique(keys, return_inverse=True)
+        return table, ids
+    there = np.zeros(most + 1, dtype=bool)
+    there[keys] = True
+    return np.flatnonzero(there), (np.cumsum(there) - 1)[keys]
