@@ -28,7 +28,7 @@ DIGIT = 0.58  # width of a digit, in font sizes
 RIGHT = 96.0  # pixels right of the lanes
 
 # Fill of the tile and of the number on it, by class: a kind, or M for messages; x is shade 1.
-_FILLS = {
+FILLS = {
     "F": ("#2f6fc4", "#fff"),
     "F.x": ("#a9caf4", "#0f2440"),
     "B": ("#2a8249", "#fff"),
@@ -327,7 +327,7 @@ def _css(page: _Page) -> str:
         ".hocket .end{text-anchor:end}",
         ".hocket path{fill:none}",
     ]
-    for name, (fill, ink) in _FILLS.items():
+    for name, (fill, ink) in FILLS.items():
         prefix = "path" if page.merged else "rect"
         lines.append(f".hocket rect.{name}{{fill:{fill}}}.hocket text.{name}{{fill:{ink}}}")
         if prefix == "path":

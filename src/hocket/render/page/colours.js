@@ -1,0 +1,75 @@
+// Colours: those of kinds come with the data (the same as in hocket's SVG), the rest from the CSS.
+
+const NAMES = [
+  "ground", "ink", "faint", "line", "lane", "dependency", "transfer", "end", "path", "before",
+  "after", "selected", "level", "over",
+];
+
+function readColours(kinds) {
+  const style = getComputedStyle(document.documentElement);
+  const colours = {};
+  for (const name of NAMES) colours[name] = style.getPropertyValue(`--${name}`).trim();
+  colours.tiles = [];
+  kinds.forEach(({ colours: shades }, kind) => shades.forEach(([fill, ink], shade) => {
+    colours.tiles[kind + SHADE * shade] = { fill, ink, rgb: rgbOf(fill) };
+  }));
+  for (const name of ["lane", "dependency", "transfer", "end"]) {
+    colours[`${name}Rgb`] = rgbOf(colours[name]);
+  }
+  return colours;
+}
+
+function rgbOf(hex) {
+  const full = hex.length === 4 ? hex.replace(/[0-9a-f]/gi, "$&$&") : hex;
+  const value = parseInt(full.slice(1), 16);
+  return [value >> 16, (value >> 8) & 255, value & 255];
+}
+
+function swatch(paint, text) {
+  const item = document.createElement("span");
+  const colour = document.createElement("i");
+  colour.style.background = paint;
+  item.append(colour, text);
+  return item;
+}
+
+function showLegend(app) {
+  const { colours, views, data, state } = app;
+  const used = new Set(views.flatMap((view) => [...new Set(view.columns.kind)]));
+  const items = [];
+  data.kinds.forEach(({ name }, kind) => {
+    if (kind < FIRST_MESSAGE && (used.has(kind) || used.has(kind + SHADE))) {
+      items.push(swatch(colours.tiles[kind].fill, name));
+    }
+  });
+  const shaded = views.find((view) => view.shade);
+  if (shaded) {
+    const first = [0, 1, 2, 3].find((kind) => used.has(kind + SHADE));
+    const meaning = shaded.shade.replace(/^is /, "");
+    items.push(swatch(colours.tiles[first + SHADE].fill, `lighter: ${meaning}`));
+  }
+  const hasMessages = (view) => view.columns.before || view.rows.some((row) => row.messages.length);
+  if (views.some(hasMessages)) items.push(swatch(colours.tiles[FIRST_MESSAGE].fill, "message"));
+  items.push(...idleSwatches(app));
+  if (state.show.path) items.push(swatch(colours.path, "critical path"));
+  if (state.selected) {
+    items.push(swatch(colours.before, "what it needs"), swatch(colours.after, "what needs it"));
+  }
+  document.getElementById("legend").replaceChildren(...items);
+}
+
+function idleSwatches({ colours, views, state }) {
+  const items = [];
+  if (state.show.gaps) {
+    items.push(
+      swatch(colours.dependency, "idle: what it needs has not ended"),
+      swatch(colours.transfer, "idle: the message is under way"),
+      swatch(colours.end, "idle: nothing left to do"));
+  } else items.push(swatch(colours.lane, "idle"));
+  if (state.show.memory) {
+    const isBytes = views.some((view) => view.memory.quantity === "bytes");
+    items.push(swatch(colours.level, isBytes ? "memory" : "microbatches in flight"));
+    if (state.limit !== null) items.push(swatch(colours.over, "limit, and what is above it"));
+  }
+  return items;
+}

@@ -1,0 +1,116 @@
+// The page: its state, and one picture for each change of it.
+
+const LEAST_HEIGHT = 200;
+const BELOW = 84; // pixels left for what stands under the picture
+
+async function showData(app, data) {
+  const views = await readViews(data);
+  const wasWhole = app.state ? app.state.from === null : true;
+  app.data = data;
+  app.views = views.map((view) => asModel(view, data.kinds));
+  if (app.state) {
+    app.state.selected = null;
+    app.state.limit = data.limit;
+    if (wasWhole) DO.fit(app);
+    else setWindow(app, app.state.from, app.state.to);
+  }
+  showHeads(app);
+}
+
+function showHeads({ views }) {
+  document.getElementById("heads").replaceChildren(...views.map((view) => {
+    const line = document.createElement("p");
+    const name = document.createElement("h1");
+    name.textContent = view.label;
+    line.append(name, [...view.facts, ...(view.note ? [view.note] : [])].join("  ·  "));
+    return line;
+  }));
+  const picks = document.getElementById("picked");
+  picks.replaceChildren(...views.map((view, i) => new Option(view.label, String(i))));
+  document.getElementById("which").hidden = views.length < 2;
+  document.getElementById("summary-text").textContent =
+    views.map((view) => view.summary).join("\n\n");
+  document.title = views.map((view) => view.label).join(" and ");
+}
+
+function resize(app) {
+  app.isResized = false;
+  const top = app.canvas.getBoundingClientRect().top + window.scrollY;
+  app.width = app.canvas.parentElement.clientWidth;
+  const room = Math.max(window.innerHeight - top - BELOW, LEAST_HEIGHT);
+  const heads = app.views.length > 1 ? 2 * HEAD : 0;
+  const needed = (sizes) => {
+    const lanes = app.views.reduce((n, view) => n + view.rows.length, 0);
+    return AXIS + heads + lanes * (sizes.lane + sizes.memory + sizes.gap);
+  };
+  app.height = Math.floor(Math.min(needed(ROOMY), room));
+  app.canvas.style.height = `${app.height}px`;
+  app.surface = new CanvasSurface(app.canvas, app.width, app.height);
+}
+
+function drawNow(app) {
+  const began = performance.now();
+  if (app.isResized) resize(app);
+  app.scene = makeScene(app);
+  app.state.top = Math.min(app.state.top, app.scene.overflow);
+  paint(app, app.surface);
+  app.drawn = { count: (app.drawn?.count ?? 0) + 1, ms: performance.now() - began };
+}
+
+function afterDrawing(app) {
+  showLegend(app);
+  for (const button of document.querySelectorAll("[data-show]")) {
+    button.setAttribute("aria-pressed", String(app.state.show[button.dataset.show]));
+  }
+  const told = document.getElementById("told");
+  const text = tellSelected(app);
+  if (told.textContent !== text) told.textContent = text;
+  writeAddress(app);
+}
+
+function redrawer(app) {
+  let isWaiting = false;
+  return () => {
+    if (isWaiting) return;
+    isWaiting = true;
+    requestAnimationFrame(() => {
+      isWaiting = false;
+      drawNow(app);
+      afterDrawing(app);
+    });
+  };
+}
+
+function selectWanted(app) {
+  const [view, name] = (app.state.wanted ?? "").split(/\.(.*)/);
+  const model = app.views[Number(view)];
+  const action = model && name ? findAction(model, name) : null;
+  if (action !== null && action !== undefined) select(app, Number(view), action);
+}
+
+async function begin() {
+  const app = { canvas: document.getElementById("picture"), isResized: true };
+  const data = JSON.parse(document.getElementById("data").textContent);
+  window.hocket = Object.assign(app, { drawNow, probe, asSched, asSvg, chainOf }); // for tests
+  await showData(app, data);
+  app.state = stateFromAddress(data);
+  app.redraw = redrawer(app);
+  applyTheme(app);
+  if (data.served) {
+    makeForm(app);
+    await restoreForm(app);
+  }
+  selectWanted(app);
+  drawNow(app);
+  afterDrawing(app);
+  listen(app);
+  new ResizeObserver(() => { app.isResized = true; app.redraw(); }).observe(app.canvas.parentElement);
+  window.addEventListener("resize", () => { app.isResized = true; app.redraw(); });
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+    applyTheme(app);
+    app.redraw();
+  });
+  app.isReady = true;
+}
+
+begin();

@@ -1,0 +1,426 @@
+// Drawing a scene on a surface: the canvas, or the one that writes SVG.
+//
+// Where tiles are narrower than a few pixels, a row is drawn as a strip: every pixel gets the mean
+// colour of what runs in it, so that 100,000 tiles cost no more than their pixels.
+
+const FEW_PIXELS = 4;
+const LABEL = 0.6; // width of a digit, in font sizes
+const ARROWS_FROM = 18; // pixels of a tile from which on messages are drawn as arrows
+const MOST_ARROWS = 3000;
+
+function paint(app, surface) {
+  const { scene, colours } = app;
+  surface.rect(0, 0, scene.width, scene.height, colours.ground);
+  for (const item of scene.rows) {
+    if (item.y > scene.height || item.y + scene.lane + scene.memory < AXIS) continue;
+    paintLane(app, surface, item);
+    if (item.memory) paintMemory(app, surface, item);
+  }
+  paintOverlays(app, surface);
+  surface.rect(0, 0, scene.width, AXIS, colours.ground);
+  paintMargins(app, surface);
+  paintAxis(app, surface);
+}
+
+// --- tiles -------------------------------------------------------------------------------------
+
+// The slots of a row that the window shows: positions in its `works`.
+function visible(scene, view, row) {
+  const low = firstEndingAfter(view, row, scene.from / view.per_step);
+  const last = scene.to / view.per_step;
+  let high = firstEndingAfter(view, row, last);
+  if (high < row.works.length && view.begin[row.works[high]] < last) high++;
+  return [low, high];
+}
+
+function paintLane(app, surface, item) {
+  const { scene, colours } = app;
+  const { view, row } = item;
+  const [low, high] = visible(scene, view, row);
+  const isFine = surface.strip && (high - low) * FEW_PIXELS > scene.plot;
+  const end = Math.min(xOf(scene, view, view.steps), scene.right);
+  if (isFine) {
+    paintStrip(app, surface, item, low, high);
+  } else {
+    surface.rect(scene.left, item.y, end - scene.left, item.height, colours.lane);
+    if (app.state.show.gaps) paintGaps(app, surface, item, low, high);
+    paintMessages(app, surface, item);
+    paintTiles(app, surface, item, low, high);
+  }
+}
+
+function clipped(scene, view, a, b) {
+  const x0 = Math.max(xOf(scene, view, a), scene.left);
+  return [x0, Math.min(xOf(scene, view, b), scene.right) - x0];
+}
+
+function paintGaps(app, surface, { view, row, y, height }, low, high) {
+  const { scene, colours } = app;
+  const paintOne = (a, b, colour) => {
+    const [x, width] = clipped(scene, view, a, b);
+    if (b > a && width > 0) surface.rect(x, y, width, height, colour);
+  };
+  for (let k = low; k < Math.min(high + 1, row.works.length); k++) {
+    const i = row.works[k];
+    paintOne(view.free[i], view.until[i], colours.dependency);
+    paintOne(view.until[i], view.begin[i], colours.transfer);
+  }
+  paintOne(row.last, view.steps, colours.end);
+}
+
+// Thin, at half height: SEND and RECV of the order, and transfers around a slot's work.
+function paintMessages(app, surface, { view, row, y, height }) {
+  const { scene, colours } = app;
+  const paintOne = (a, b) => {
+    const [x, width] = clipped(scene, view, a, b);
+    const paint = colours.tiles[FIRST_MESSAGE].fill;
+    if (b > a && width > 0) surface.rect(x, y + height * 0.3, width, height * 0.4, paint);
+  };
+  for (const i of row.messages) paintOne(view.start[i], view.end[i]);
+  if (!view.columns.before) return;
+  const [low, high] = visible(scene, view, row);
+  for (let k = low; k < high; k++) {
+    const i = row.works[k];
+    paintOne(view.begin[i], view.start[i]);
+    paintOne(view.end[i], view.finish[i]);
+  }
+}
+
+function paintTiles(app, surface, item, low, high) {
+  for (let k = low; k < high; k++) paintSlot(app, surface, item, item.row.works[k]);
+}
+
+// The actions of a slot share its lane, one above the other.
+function paintSlot(app, surface, { view, y, height }, first) {
+  const { scene, colours } = app;
+  const stop = slotStop(view, first);
+  const part = height / (stop - first);
+  const [x, width] = clipped(scene, view, view.start[first], view.end[first]);
+  if (width <= 0) return;
+  const gap = width >= 4 ? 1 : 0;
+  for (let i = first; i < stop; i++) {
+    const tile = colours.tiles[view.columns.kind[i]];
+    const top = y + (i - first) * part;
+    surface.rect(x + gap / 2, top, width - gap, part, tile.fill);
+    paintNumber(surface, String(view.columns.mb[i]), x, top, width, part, tile.ink);
+  }
+}
+
+function paintNumber(surface, number, x, y, width, height, ink) {
+  const size = Math.min(11, Math.floor(height * 0.85));
+  if (size < 7 || number.length * LABEL * size + 3 > width) return;
+  surface.number(number, x + width / 2, y + height / 2, size, ink);
+}
+
+// --- strips ------------------------------------------------------------------------------------
+
+function paintStrip(app, surface, { view, row, y, height }, low, high) {
+  const { scene, colours, state } = app;
+  const strip = surface.strip(scene.plot);
+  const factor = (strip.columns / scene.plot) * scene.scale;
+  const at = (step) => (step * view.per_step - scene.from) * factor;
+  addSpan(strip, at(0), at(view.steps), colours.laneRgb, 1, true);
+  for (let k = low; k < high; k++) {
+    const i = row.works[k];
+    if (state.show.gaps && view.begin[i] > view.free[i]) {
+      addSpan(strip, at(view.free[i]), at(view.until[i]), colours.dependencyRgb, 1, true);
+      addSpan(strip, at(view.until[i]), at(view.begin[i]), colours.transferRgb, 1, true);
+    }
+    const stop = slotStop(view, i);
+    for (let part = i; part < stop; part++) {
+      const { rgb } = colours.tiles[view.columns.kind[part]];
+      addSpan(strip, at(view.start[i]), at(view.end[i]), rgb, 1 / (stop - i), false);
+    }
+  }
+  surface.putStrip(strip, scene.left, y, scene.plot, height, rgbOf(colours.ground));
+}
+
+// Adds a colour over a stretch of columns, by the part of each column that it covers. The ground
+// layer (lane, gaps) is kept apart: work covers it.
+function addSpan(strip, x0, x1, rgb, weight, isGround) {
+  const a = Math.max(x0, 0);
+  const b = Math.min(x1, strip.columns);
+  if (b <= a) return;
+  const sums = isGround ? strip.ground : strip.work;
+  const last = Math.min(Math.floor(b), strip.columns - 1);
+  for (let column = Math.floor(a); column <= last; column++) {
+    const cover = (Math.min(b, column + 1) - Math.max(a, column)) * weight;
+    if (cover <= 0) continue;
+    const k = 4 * column;
+    if (isGround) { // a later stretch lies on top of the lane
+      const rest = 1 - cover;
+      for (let c = 0; c < 3; c++) sums[k + c] = sums[k + c] * rest + rgb[c] * cover;
+      sums[k + 3] = sums[k + 3] * rest + cover;
+    } else {
+      sums[k] += rgb[0] * cover;
+      sums[k + 1] += rgb[1] * cover;
+      sums[k + 2] += rgb[2] * cover;
+      sums[k + 3] += cover;
+    }
+  }
+}
+
+// --- memory ------------------------------------------------------------------------------------
+
+// The level under a rank's tiles: of each pixel column its highest; what is above the limit in red.
+function paintMemory(app, surface, { view, row, memory }) {
+  const { scene, colours, state } = app;
+  const { limit } = state;
+  const highest = Math.max(...app.views.flatMap((v) => v.peaks), limit ?? 0) || 1;
+  const unit = (memory.height - 1) / highest;
+  const bottom = memory.y + memory.height;
+  for (const [x, width, value] of levelRuns(scene, view, row.rank)) {
+    const under = limit === null ? value : Math.min(value, limit);
+    surface.rect(x, bottom - under * unit, width, under * unit, colours.level);
+    if (value > under) {
+      surface.rect(x, bottom - value * unit, width, (value - under) * unit, colours.over);
+    }
+  }
+  if (limit !== null) {
+    surface.rect(scene.left, bottom - limit * unit - 0.5, scene.plot, 1, colours.over);
+  }
+}
+
+// Stretches (x, width, highest value) of whole pixels with one level.
+function levelRuns(scene, view, rank) {
+  const { times, values } = view.memoryOfRank[rank];
+  const columns = Math.ceil(scene.plot);
+  const highest = new Float64Array(columns);
+  const column = (step) => Math.floor(xOf(scene, view, step) - scene.left);
+  let before = -1; // the column in which the level before this change began
+  let level = view.static[rank];
+  for (let k = 0; k <= times.length; k++) {
+    const end = column(k < times.length ? times[k] : view.steps);
+    for (let c = Math.max(before, 0); c <= Math.min(end - 1, columns - 1); c++) {
+      if (level > highest[c]) highest[c] = level;
+    }
+    if (end >= columns) break;
+    before = end;
+    if (k < times.length) level = values[k];
+    if (end >= 0 && level > highest[end]) highest[end] = level;
+  }
+  const runs = [];
+  for (let c = 0; c < columns; c++) {
+    const run = runs[runs.length - 1];
+    if (run && run[2] === highest[c]) run[1]++;
+    else runs.push([scene.left + c, 1, highest[c]]);
+  }
+  return runs.filter(([, , value]) => value > 0);
+}
+
+// --- on top of the tiles -----------------------------------------------------------------------
+
+function paintOverlays(app, surface) {
+  const { state, colours, scene } = app;
+  if (state.show.arrows) paintArrows(app, surface);
+  app.views.forEach((view, index) => {
+    const selected = state.selected && state.selected.view === index ? state.selected : null;
+    const marks = [];
+    if (state.show.path) marks.push([pathOf(view), colours.path]);
+    if (selected) {
+      const { before, after } = selected.chain;
+      marks.push([before, colours.before], [after, colours.after]);
+      marks.push([[selected.action], colours.selected]);
+    }
+    if (marks.length) {
+      dim(app, surface, index);
+      for (const [actions, colour] of marks) paintMarked(app, surface, index, actions, colour);
+    }
+  });
+  surface.rect(0, AXIS, scene.left, scene.height - AXIS, colours.ground);
+  surface.rect(scene.right, AXIS, scene.width - scene.right, scene.height - AXIS, colours.ground);
+}
+
+const pathOf = (view) => view.columns.path;
+
+function dim(app, surface, index) {
+  const { scene, colours } = app;
+  for (const item of scene.rows) {
+    if (item.index === index) {
+      surface.rect(scene.left, item.y, scene.plot, item.height, colours.ground, 0.66);
+    }
+  }
+}
+
+function paintMarked(app, surface, index, actions, colour) {
+  const { scene } = app;
+  const items = scene.rows.filter((item) => item.index === index);
+  for (const action of actions) {
+    const item = items.find(({ view, row }) => action < view.first[row.index + 1]);
+    const first = slotFirst(item.view, action);
+    const [x, width] = clipped(scene, item.view, item.view.start[first], item.view.end[first]);
+    if (width <= 0 || item.y + item.height < AXIS || item.y > scene.height) continue;
+    if (width >= FEW_PIXELS) paintSlot(app, surface, item, first);
+    if (width >= FEW_PIXELS) surface.frame(x, item.y, width, item.height, colour);
+    else surface.rect(x, item.y, Math.max(width, 1), item.height, colour);
+  }
+}
+
+// Messages between ranks, from the end of what makes them to the start of what needs them.
+function paintArrows(app, surface) {
+  const { scene } = app;
+  app.views.forEach((view, index) => {
+    const items = scene.rows.filter((item) => item.index === index);
+    const rankOf = (action) => items.find(({ row }) => action < view.first[row.index + 1]);
+    let left = MOST_ARROWS;
+    for (const item of items) {
+      const [low, high] = visible(scene, view, item.row);
+      if ((high - low) * ARROWS_FROM > scene.plot) return;
+      const shown = [...item.row.works.subarray(low, Math.min(high + 1, item.row.works.length)),
+        ...item.row.messages];
+      for (const first of shown) {
+        for (let i = first; i < slotStop(view, first) && left > 0; i++) {
+          left -= paintArrowsTo(app, surface, item, i, rankOf);
+        }
+      }
+    }
+  });
+}
+
+function paintArrowsTo({ scene, colours }, surface, item, action, rankOf) {
+  const { view } = item;
+  let count = 0;
+  for (let e = view.needStarts[action]; e < view.needStarts[action + 1]; e++) {
+    const source = view.source[e];
+    const from = rankOf(source);
+    if (from.row.rank === item.row.rank) continue;
+    const x0 = xOf(scene, view, view.end[source]);
+    const x1 = xOf(scene, view, view.start[action]);
+    if (Math.max(x0, x1) < scene.left || Math.min(x0, x1) > scene.right) continue;
+    surface.arrow(x0, from.y + from.height / 2, x1, item.y + item.height / 2, colours.faint);
+    count++;
+  }
+  return count;
+}
+
+// --- around the tiles --------------------------------------------------------------------------
+
+function paintMargins(app, surface) {
+  const { scene, colours } = app;
+  const size = Math.min(12, Math.max(8, scene.lane + scene.memory));
+  const every = Math.ceil(size / (scene.lane + scene.memory + scene.gap));
+  for (const { view, y } of scene.heads) {
+    if (y >= AXIS - 4) surface.text(view.label, scene.left, y + HEAD / 2 + 1, 12, colours.ink, "start");
+  }
+  for (const { view, row, y, height } of scene.rows) {
+    if (y + height / 2 < AXIS || y > scene.height || row.index % every) continue;
+    const middle = y + height / 2;
+    surface.text(`rank ${row.name}`, scene.left - 8, middle, size, colours.ink, "end");
+    if (row.index && view.rows[row.index - 1].rank === row.rank) continue;
+    const idle = `${Math.round(100 * view.idle[row.rank])}%`;
+    surface.text(idle, scene.right + 38, middle, size, colours.faint, "end");
+    const peak = short(view.peaks[row.rank]);
+    const isOver = app.state.limit !== null && view.peaks[row.rank] > app.state.limit;
+    const ink = isOver ? colours.over : colours.faint;
+    surface.text(peak, scene.width - 4, middle, size, ink, "end");
+  }
+}
+
+function paintAxis(app, surface) {
+  const { scene, colours, data } = app;
+  surface.rect(scene.left, AXIS - 1, scene.plot, 1, colours.line);
+  const step = niceStep((scene.to - scene.from) / Math.max(scene.plot / 80, 2));
+  for (let k = Math.ceil(scene.from / step); k * step <= scene.to * (1 + 1e-12); k++) {
+    const x = scene.left + (k * step - scene.from) * scene.scale;
+    surface.rect(x, AXIS - 5, 1, 5, colours.line);
+    surface.text(String(Number((k * step).toPrecision(9))), x, 9, 11, colours.faint, "middle");
+  }
+  surface.text(data.unit ? `time (${data.unit})` : "time", 4, 9, 11, colours.faint, "start");
+  surface.text("idle", scene.right + 38, 9, 11, colours.faint, "end");
+  const isBytes = app.views.some((view) => view.memory.quantity === "bytes");
+  surface.text(isBytes ? "peak" : "in flight", scene.width - 4, 9, 11, colours.faint, "end");
+}
+
+function niceStep(least) {
+  const power = 10 ** Math.floor(Math.log10(least));
+  return [1, 2, 5, 10].map((digit) => digit * power).find((step) => step >= least * 0.999999);
+}
+
+// --- the canvas --------------------------------------------------------------------------------
+
+class CanvasSurface {
+  constructor(canvas, width, height) {
+    const ratio = window.devicePixelRatio || 1;
+    this.ratio = ratio;
+    canvas.width = Math.round(width * ratio);
+    canvas.height = Math.round(height * ratio);
+    this.context = canvas.getContext("2d", { alpha: false });
+    this.context.setTransform(ratio, 0, 0, ratio, 0, 0);
+    this.context.textBaseline = "middle";
+  }
+
+  rect(x, y, width, height, paint, opacity = 1) {
+    this.context.globalAlpha = opacity;
+    this.context.fillStyle = paint;
+    this.context.fillRect(x, y, width, height);
+    this.context.globalAlpha = 1;
+  }
+
+  frame(x, y, width, height, paint) {
+    this.context.strokeStyle = paint;
+    this.context.lineWidth = 2;
+    this.context.strokeRect(x + 1, y + 1, Math.max(width - 2, 1), Math.max(height - 2, 1));
+  }
+
+  text(text, x, y, size, ink, anchor) {
+    this.context.font = fontOf(size);
+    this.context.textAlign = anchor === "middle" ? "center" : anchor;
+    this.context.fillStyle = ink;
+    this.context.fillText(text, x, y);
+  }
+
+  number(text, x, y, size, ink) {
+    this.text(text, x, y + 0.5, size, ink, "middle");
+  }
+
+  arrow(x0, y0, x1, y1, paint) {
+    const { context } = this;
+    const angle = Math.atan2(y1 - y0, x1 - x0);
+    context.strokeStyle = context.fillStyle = paint;
+    context.lineWidth = 1;
+    context.beginPath();
+    context.moveTo(x0, y0);
+    context.lineTo(x1, y1);
+    context.stroke();
+    context.beginPath();
+    context.moveTo(x1, y1);
+    for (const side of [-0.4, 0.4]) {
+      context.lineTo(x1 - 6 * Math.cos(angle + side), y1 - 6 * Math.sin(angle + side));
+    }
+    context.fill();
+  }
+
+  strip(width) {
+    const columns = Math.max(1, Math.round(width * this.ratio));
+    if (!this.sums || this.sums.columns !== columns) {
+      const piece = document.createElement("canvas");
+      piece.width = columns;
+      piece.height = 1;
+      const context = piece.getContext("2d");
+      this.sums = {
+        columns, piece, context, image: context.createImageData(columns, 1),
+        ground: new Float32Array(4 * columns), work: new Float32Array(4 * columns),
+      };
+    }
+    this.sums.ground.fill(0);
+    this.sums.work.fill(0);
+    return this.sums;
+  }
+
+  // Work over the lane over the page's ground, one row of pixels stretched to the lane's height.
+  putStrip({ columns, piece, context, image, ground, work }, x, y, width, height, page) {
+    for (let k = 0; k < 4 * columns; k += 4) {
+      const covered = Math.min(work[k + 3], 1);
+      for (let c = 0; c < 3; c++) {
+        const under = ground[k + c] + page[c] * (1 - ground[k + 3]);
+        image.data[k + c] = work[k + c] + under * (1 - covered);
+      }
+      image.data[k + 3] = 255;
+    }
+    context.putImageData(image, 0, 0);
+    this.context.imageSmoothingEnabled = false;
+    this.context.drawImage(piece, x, y, width, height);
+  }
+}
+
+const fontOf = (size) => `${size}px Inter, "Helvetica Neue", Helvetica, Arial, sans-serif`;

@@ -1,0 +1,98 @@
+// What is said of a tile or a gap, on hover and for the selection; the same words as `hocket`.
+
+function short(value) {
+  if (Number.isInteger(value) && Math.abs(value) < 1e15) return String(value);
+  const whole = Math.max(4, Math.ceil(Math.log10(Math.abs(value) + 1)));
+  const exact = Number(value.toPrecision(12));
+  const text = String(exact);
+  return text.length <= 8 ? text : String(Number(value.toPrecision(whole)));
+}
+
+function said(app, view, steps) {
+  const unit = app.data.unit ? ` ${app.data.unit}` : "";
+  return short(steps * view.per_step) + unit;
+}
+
+function tellSlot(app, view, first) {
+  const row = rowOf(view, first);
+  const lines = [];
+  for (let i = first; i < slotStop(view, first); i++) {
+    const { kind, stage, mb } = view.columns;
+    const { name } = view.kinds[kind[i] % SHADE];
+    lines.push(`${actionName(view, i)}: stage ${stage[i]}, ${name}, microbatch ${mb[i]}`);
+  }
+  const from = short(view.start[first] * view.per_step);
+  const lasts = said(app, view, view.end[first] - view.start[first]);
+  lines.push(`rank ${row.name}, ${from} to ${said(app, view, view.end[first])} (${lasts})`);
+  lines.push(tellWait(app, view, first));
+  if (view.onPath[first]) lines.push("on the critical path");
+  return lines.filter(Boolean).join("\n");
+}
+
+// Why the slot did not start earlier.
+function tellWait(app, view, first) {
+  if (kindOf(view, first) >= FIRST_MESSAGE) return "";
+  const waited = view.begin[first] - view.free[first];
+  const held = binding(view, first);
+  if (waited <= 0) return view.begin[first] > 0 ? "waited for nothing: its rank was busy" : "";
+  if (held === null) return `waited ${said(app, view, waited)}`;
+  const source = slotFirst(view, held.source);
+  const under = view.begin[first] - view.until[first];
+  const transfer = under > 0 ? `, ${said(app, view, under)} of it for the message` : "";
+  return `waited ${said(app, view, waited)} for ${slotName(view, source)} on rank ` +
+    `${rowOf(view, source).name}${transfer}`;
+}
+
+function tellGap(app, view, row, gap) {
+  const times = `rank ${row.name} idle, ${short(gap.from * view.per_step)} to ` +
+    `${said(app, view, gap.to)} (${said(app, view, gap.to - gap.from)})`;
+  if (gap.before === null) return `${times}\nnothing left to do`;
+  const held = binding(view, gap.before);
+  const name = slotName(view, gap.before);
+  if (held === null) return `${times}\n${name} waits`;
+  const source = slotFirst(view, held.source);
+  const verb = gap.isTransfer ? "is under way from" : "runs on";
+  return `${times}\n${name} waits for ${slotName(view, source)}, ` +
+    `which ${verb} ${rowOf(view, source).name}`;
+}
+
+function tellMemory(app, view, row, step) {
+  const { times, values } = view.memoryOfRank[row.rank];
+  let level = view.static[row.rank];
+  for (let k = 0; k < times.length && times[k] <= step; k++) level = values[k];
+  const what = view.memory.quantity === "bytes" ? "bytes" : "microbatches in flight";
+  const limit = app.state.limit === null ? "" : `, limit ${short(app.state.limit)}`;
+  return `rank ${row.rank} at ${said(app, view, Math.round(step))}: ${short(level)} ${what}\n` +
+    `peak ${short(view.peaks[row.rank])}${limit}`;
+}
+
+// What is under the pointer: { text, view, action } or null.
+function probe(app, x, y) {
+  const { scene } = app;
+  if (y < AXIS || x < scene.left || x > scene.right) return null;
+  const item = rowAt(scene, y);
+  if (!item) return null;
+  const { view, row, index } = item;
+  const step = stepAt(scene, view, x);
+  if (y >= item.y + item.height) {
+    return item.memory ? { text: tellMemory(app, view, row, step), view: index, action: null } : null;
+  }
+  const action = tileAt(view, row, step);
+  if (action !== null) return { text: tellSlot(app, view, action), view: index, action };
+  const message = row.messages.find((i) => view.start[i] <= step && step < view.end[i]);
+  if (message !== undefined) {
+    return { text: tellSlot(app, view, message), view: index, action: message };
+  }
+  const gap = gapAt(view, row, step);
+  return gap && { text: tellGap(app, view, row, gap), view: index, action: null };
+}
+
+function tellSelected(app) {
+  const { selected } = app.state;
+  if (!selected) return "";
+  const view = app.views[selected.view];
+  const { before, after } = selected.chain;
+  const of = app.views.length > 1 ? `${view.label}\n` : "";
+  return `${of}${tellSlot(app, view, selected.action)}\n` +
+    `needs ${before.length} actions, is needed by ${after.length}`;
+}
