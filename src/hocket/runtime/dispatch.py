@@ -58,10 +58,6 @@ class WatchedWire(Wire):
         self._tickets.put(ticket)
         return ticket
 
-    def fetch(self, tensors: list[Any], peer: int, tag: int) -> None:
-        """Receives at once; nobody else waits for it."""
-        super().wait(self.group.recv(tensors, peer, tag))
-
     def _watch(self) -> None:
         while (ticket := self._tickets.get()) is not None:
             try:
@@ -110,8 +106,8 @@ class ReadyExecution(Execution):
     """
 
     def __init__(self, program: Program, parts: Parts, wire: WatchedWire | None) -> None:
-        super().__init__(_waiting(program), parts)
-        self.wire = wire
+        super().__init__(_waiting(program), parts, wire)
+        self.watched = wire
         self.units, self.rest = _units(self.program)
         levels = np.cumsum([u.flight for u in self.units])
         self.cap = int(levels.max()) if len(levels) else 0
@@ -158,10 +154,10 @@ class ReadyExecution(Execution):
 
     def _next(self, todo: list[int], done: set[int], posted: set[int], flight: int) -> int:
         """The first ready unit; waits for a message where there is none."""
-        if self.wire is None:
+        if self.watched is None:
             return todo[0]
-        until = monotonic() + self.wire.limit.total_seconds()
-        with self.wire.changed:
+        until = monotonic() + self.watched.limit.total_seconds()
+        with self.watched.changed:
             while True:
                 level = flight
                 peak = 0
@@ -173,7 +169,7 @@ class ReadyExecution(Execution):
                         return u
                     level += unit.flight
                     peak = max(peak, level)
-                if not self.wire.changed.wait(until - monotonic()) and monotonic() >= until:
+                if not self.watched.changed.wait(until - monotonic()) and monotonic() >= until:
                     return todo[0]  # its wait tells what is missing
 
     def _here(self, unit: Unit) -> bool:
@@ -223,17 +219,9 @@ def _units(program: Program) -> tuple[list[Unit], tuple[int, ...]]:
     return units, rest
 
 
-Make = Callable[[Program, Parts], Execution]
-
-
-def gated(program: Program, parts: Parts, wire: Any) -> Execution:
-    """In order; the wire is a WatchedWire, so each wait is a gate."""
-    return Execution(program, parts)
-
-
 DISPATCH: dict[str, tuple[type[Wire], Callable[[Program, Parts, Any], Execution]]] = {
-    "receive": (Wire, gated),
-    "gate": (WatchedWire, gated),
+    "receive": (Wire, Execution),
+    "gate": (WatchedWire, Execution),
     "ready": (WatchedWire, ReadyExecution),
 }
 """Name of a way to dispatch: the wire and the execution it uses."""

@@ -15,7 +15,7 @@ import torch
 from hocket.ir import Kind
 from hocket.runtime.program import Entry, Program, Role
 from hocket.runtime.stage import Stage
-from hocket.runtime.transport import Downstream, Upstream
+from hocket.runtime.transport import Downstream, Upstream, Wire
 
 Call = Callable[[int], None]
 
@@ -121,8 +121,8 @@ class Execution:
     `times[i]` is when entry i ended; entry 0 started at `start` (perf_counter_ns).
     """
 
-    def __init__(self, program: Program, parts: Parts) -> None:
-        self.program, self.parts = program, parts
+    def __init__(self, program: Program, parts: Parts, wire: Wire | None = None) -> None:
+        self.program, self.parts, self.wire = program, parts, wire
         self.calls = [_bind(program, entry, parts) for entry in program.entries]
         self.start = 0
         self.times: list[int] = []

@@ -57,15 +57,15 @@ def clock_offsets(wire: Wire | None, rank: int, hosts: list[str], tag: int) -> l
         for _ in range(ROUNDS if rank in (0, asking) else 0):
             if rank == asking:
                 before = perf_counter_ns()
-                sent = wire.send([torch.zeros(1, dtype=torch.int64)], 0, tag)
-                wire.wait(wire.recv([stamp], 0, tag))
+                sent = wire.group.send([torch.zeros(1, dtype=torch.int64)], 0, tag)
+                wire.wait(wire.group.recv([stamp], 0, tag))
                 after = perf_counter_ns()
                 wire.wait(sent)
                 rounds.append((after - before, int(stamp) - (before + after) // 2))
             else:
-                wire.wait(wire.recv([torch.zeros(1, dtype=torch.int64)], asking, tag))
+                wire.wait(wire.group.recv([torch.zeros(1, dtype=torch.int64)], asking, tag))
                 stamp[0] = perf_counter_ns()
-                wire.wait(wire.send([stamp], asking, tag))
+                wire.wait(wire.group.send([stamp], asking, tag))
         if rounds:
             own = min(rounds)[1]
     raw = exchange(wire, size, str(own).encode())

@@ -18,9 +18,10 @@ from hocket.errors import HocketError, RunError, UsageError
 from hocket.ir import Kind, Schedule, kinds_of, stages_of
 from hocket.lower import insert_communication
 from hocket.lower.evaluation import forward_only
-from hocket.lower.receives import place_receives
+from hocket.lower.receives import defer_receives, place_receives
 from hocket.lower.slots import forwards_first
 from hocket.runtime import split, verify
+from hocket.runtime.cuda import EventExecution, NcclWire
 from hocket.runtime.data import microbatches, shares
 from hocket.runtime.dispatch import DISPATCH
 from hocket.runtime.execute import Execution, Parts
@@ -124,8 +125,9 @@ class Pipeline:
         """
         error: HocketError | None = None
         try:
-            self.lowered = lower(self.schedule)
-            self._eval_order = lower(forward_only(self.schedule))
+            tagged = self.wire is None or self.wire.tagged
+            self.lowered = lower(self.schedule, tagged=tagged)
+            self._eval_order = lower(forward_only(self.schedule), tagged=tagged)
             self._split = _split_stages(self.schedule)
             self._check_own()
         except HocketError as own:
@@ -187,6 +189,8 @@ class Pipeline:
                 down[s] = Downstream(self.wire, s, n, m, _peers(lowered, s + 1))
                 up[s] = Upstream(self.wire, s - 1, n, m, _peers(lowered, s - 1))
         parts = Parts(stages, down, up, first, last, training)
+        if self.device.type == "cuda" and execute is DISPATCH["receive"][1]:
+            execute = EventExecution
         return execute(programs(lowered, [self.rank])[0], parts, self.wire)
 
     # --- running ----------------------------------------------------------------------------
@@ -227,7 +231,7 @@ class Pipeline:
 
     def _average(self) -> None:
         parameters = [p for module in self.modules.values() for p in module.parameters()]
-        wait = Wire(None, self._timeout, self.device, False).wait
+        wait = Wire(None, self._timeout, self.device).wait
         average(parameters, self._replicas, wait)
 
     def eval(self, inputs: Any, targets: Any = None, *, outputs: bool = False) -> Any:
@@ -364,7 +368,8 @@ class Pipeline:
         verify.refuse(texts, verify.compare_losses(loss, want_loss, dtype))
 
     def _reference(self, whole: bool) -> tuple[Execution, dict[int, Stage]]:
-        order = lower(verify.one_after_the_other(self.schedule, whole=whole))
+        order = verify.one_after_the_other(self.schedule, whole=whole)
+        order = lower(order, tagged=self.wire is None or self.wire.tagged)
         stages = {
             s: Stage(s, stage.module, order.m, self.loss, None) for s, stage in self._stages.items()
         }
@@ -413,15 +418,16 @@ class Pipeline:
                 stage.plan.close()
 
 
-def lower(schedule: Schedule) -> Schedule:
-    """The order that is executed: the schedule with its messages; checked.
+def lower(schedule: Schedule, *, tagged: bool = True) -> Schedule:
+    """The order that is executed: the schedule with its messages; checked for the transport.
 
     Raises: ScheduleError when it cannot run.
     """
     if not schedule.has_communication:
         check(schedule).raise_if_bad()
-        schedule = place_receives(insert_communication(forwards_first(schedule)))
-    check(schedule, "tagged").raise_if_bad()
+        move = place_receives if tagged else defer_receives
+        schedule = move(insert_communication(forwards_first(schedule)))
+    check(schedule, "tagged" if tagged else "rendezvous").raise_if_bad()
     return schedule
 
 
@@ -497,5 +503,7 @@ def _wire(
     if size == 1:
         return 0, 1, None
     if isinstance(group, torch.distributed.ProcessGroup):
+        if torch.distributed.get_backend(group) == "nccl":
+            return rank, size, NcclWire(group, timeout, device, schedule.placement)
         backend = group._get_backend(torch.device("cpu"))
-    return rank, size, make(backend, timeout, device, device.type != "cpu")
+    return rank, size, make(backend, timeout, device)

@@ -131,8 +131,8 @@ class Sharing:
             arrived = {r: torch.empty_like(packed) for r in others}
             works = []
             if self.wire is not None:
-                works += [self.wire.recv([arrived[r]], r, self.tag) for r in others]
-                works += [self.wire.send([packed], r, self.tag) for r in others]
+                works += [self.wire.group.recv([arrived[r]], r, self.tag) for r in others]
+                works += [self.wire.group.send([packed], r, self.tag) for r in others]
             running.append((bundle, packed, arrived, works, ranks))
         for bundle, packed, arrived, works, ranks in running:
             for work in works:

@@ -18,6 +18,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,16 +32,17 @@ _MAX_TAG = 2**31
 class Wire:
     """Sends and receives of one process group, with a limit on how long to wait.
 
-    `group` is a backend with `send` and `recv`; `staging` is the device of the tensors when it is
-    not the one whose memory the group can send (CUDA tensors over gloo go through the CPU).
+    `group` is a backend with `send` and `recv` of CPU tensors; CUDA tensors go through the CPU.
+    `memory` is where messages are packed, `tagged` says that receives may be posted in any order.
     """
 
-    def __init__(self, group: Any, timeout: float, device: torch.device, staging: bool) -> None:
+    tagged = True
+
+    def __init__(self, group: Any, timeout: float, device: torch.device) -> None:
         self.group = group
         self.limit = timedelta(seconds=timeout)
         self.device = device
-        self.memory = torch.device("cpu") if staging else device
-        self.staging = staging
+        self.memory = torch.device("cpu")
 
     @cached_property
     def send(self) -> Any:
@@ -60,8 +62,8 @@ class Wire:
         work.wait(self.limit)
 
     def fetch(self, tensors: list[Tensor], peer: int, tag: int) -> None:
-        """Receives at once."""
-        self.wait(self.recv(tensors, peer, tag))
+        """Receives at once, into CPU tensors."""
+        self.wait(self.group.recv(tensors, peer, tag))
 
     def close(self) -> None:
         """Ends what the wire started."""
@@ -69,6 +71,10 @@ class Wire:
     def empty(self, nbytes: int) -> Tensor:
         """A buffer that the group can send."""
         return torch.empty(nbytes, dtype=torch.uint8, device=self.memory)
+
+    def header(self, buffer: Tensor) -> Any:
+        """The bytes of a buffer that has arrived, as far as its header goes at least."""
+        return buffer.numpy()
 
 
 def break_connections(group: Any) -> None:
@@ -90,14 +96,20 @@ class Packed:
 
     __slots__ = ("buffer", "header", "layout", "partial", "views")
 
-    def __init__(self, layout: Layout, wire: Wire) -> None:
-        self.layout = layout
-        self.buffer = wire.empty(layout.nbytes)
-        self.header = self.buffer[: layout.head].numpy()
+    def __init__(self, layout: Layout, buffer: Tensor) -> None:
+        self.layout, self.buffer = layout, buffer
+        head = self.buffer[: layout.head]
+        self.header = head.numpy() if head.device.type == "cpu" else np.empty(layout.head, np.uint8)
         self.header[0] = AGREED
         self.header[LINE:] = 1  # presence of gradients
         self.partial = False
         self.views = layout.views(self.buffer)
+        self.stamp()
+
+    def stamp(self) -> None:
+        """Puts the header into the buffer, where it is not there already."""
+        if self.buffer.device.type != "cpu":
+            self.buffer[: self.layout.head].copy_(torch.from_numpy(self.header))
 
 
 class Sent:
@@ -147,7 +159,7 @@ class _End:
     def __init__(self, wire: Wire, boundary: int, n: int, m: int, peers: Mapping[int, int]) -> None:
         self.wire = wire
         self.peers = peers
-        self.agreement = Agreement(m, alone=not wire.staging)
+        self.agreement = Agreement(m, alone=wire.memory == wire.device)
         self.forward_tags = [(mb * n + boundary) * 2 for mb in range(m)]
         self.backward_tags = [tag + 1 for tag in self.forward_tags]
         if m * n * 2 >= _MAX_TAG:
@@ -173,7 +185,7 @@ class _End:
     def _push(self, layout: Layout, tensors: Sequence[Tensor | None], mb: int, tag: int) -> Packed:
         """Sends tensors in a layout; an absent one leaves its place as it is."""
         wire, peer = self.wire, self.peers[mb]
-        packed = layout.pool.pop() if layout.pool else Packed(layout, wire)
+        packed = layout.pool.pop() if layout.pool else Packed(layout, wire.empty(layout.nbytes))
         for view, tensor in zip(packed.views, tensors, strict=True):
             if view is not None and tensor is not None:
                 view.copy_(tensor.detach())
@@ -210,7 +222,7 @@ class _End:
         else:
             rest = iter(large)
             tensors = [next(rest) if v is None else v for v in layout.views(buffer)]
-        if self.wire.staging:
+        if buffer.device != self.wire.device:
             tensors = [t.to(self.wire.device) for t in tensors]
         return tensors
 
@@ -239,19 +251,20 @@ class Downstream(_End):
         spec = self.agreement.learn(mb, Spec.of(structure, tensors))
         second = Layout(spec.tensors, -(-(LINE + len(spec.key)) // LINE) * LINE, alone=False)
         layout = self.agreement.forward[agreed] if agreed is not None else BARE
-        first = wire.empty(layout.nbytes)
-        header = first[:LINE].numpy()
-        header[0] = CHANGED
-        header[8:16].view("<u8")[0] = second.nbytes
-        parts = [first, *(wire.empty(s.nbytes) for s in layout.large)]
-        packed = Packed(second, wire)
+        first = Packed(layout, wire.empty(layout.nbytes))
+        first.header[0] = CHANGED
+        first.header[8:16].view("<u8")[0] = second.nbytes
+        first.stamp()
+        parts = [first.buffer, *(wire.empty(s.nbytes) for s in layout.large)]
+        works = [wire.send([part], peer, tag) for part in parts]
+        packed = Packed(second, torch.empty(second.nbytes, dtype=torch.uint8))
         packed.header[8:16].view("<u8")[0] = len(spec.key)
         packed.header[LINE : LINE + len(spec.key)] = list(spec.key)
         for view, tensor in zip(packed.views, tensors, strict=True):
             assert view is not None
             view.copy_(tensor.detach())
-        parts.append(packed.buffer)
-        self.sent[mb] = Sent([wire.send([part], peer, tag) for part in parts], None, parts)
+        works.append(wire.group.send([packed.buffer], peer, tag))
+        self.sent[mb] = Sent(works, None, [*parts, packed.buffer])
 
     def post(self, mb: int) -> None:
         """Posts the receive of the output's gradients."""
@@ -263,7 +276,7 @@ class Downstream(_End):
         """The gradients of the output's tensors that require one; None where there is none."""
         layout, buffer, large = self._arrived(mb)
         tensors: list[Tensor | None] = [*self._unpack(layout, buffer, large)]
-        header = buffer.numpy()
+        header = self.wire.header(buffer)
         if header[0] == CHANGED:
             for i in range(len(tensors)):
                 if not header[LINE + i]:
@@ -285,7 +298,7 @@ class Upstream(_End):
     def wait(self, mb: int) -> tuple[Any, list[Tensor]]:
         """The input, fresh leaves where the sender's tensors require a gradient; those leaves."""
         layout, buffer, large = self._arrived(mb)
-        header = buffer.numpy()
+        header = self.wire.header(buffer)
         if header[0] == CHANGED:
             spec, tensors = self._learn(mb, header)
         elif header[0] == AGREED:
@@ -308,7 +321,7 @@ class Upstream(_End):
         return rebuild(spec.structure, tensors), leaves
 
     def _learn(self, mb: int, header: Any) -> tuple[Spec, list[Tensor]]:
-        buffer = self.wire.empty(int(header[8:16].view("<u8")[0]))
+        buffer = torch.empty(int(header[8:16].view("<u8")[0]), dtype=torch.uint8)
         self.wire.fetch([buffer], self.peers[mb], self.forward_tags[mb])
         raw = buffer.numpy()
         length = int(raw[8:16].view("<u8")[0])
@@ -328,11 +341,13 @@ class Upstream(_End):
 
     def _mark(self, layout: Layout, gradients: Sequence[Tensor | None]) -> None:
         """Writes into the next buffer's header which gradients are there."""
-        packed = layout.pool.pop() if layout.pool else Packed(layout, self.wire)
+        buffer = None if layout.pool else self.wire.empty(layout.nbytes)
+        packed = layout.pool.pop() if buffer is None else Packed(layout, buffer)
         there = [gradient is not None for gradient in gradients]
         packed.partial = not all(there)
         packed.header[0] = CHANGED if packed.partial else AGREED
         packed.header[LINE : LINE + len(there)] = there
+        packed.stamp()
         layout.pool.append(packed)
 
 
