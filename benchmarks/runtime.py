@@ -24,8 +24,9 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 import hocket
-from hocket.ir import Action, Kind, Queue, Schedule
+from hocket.ir import Kind, Schedule
 from hocket.runtime.launch import launch
+from hocket.runtime.report import one_by_one
 from hocket.text import load
 
 WIDTH = 64
@@ -68,34 +69,11 @@ def case(name: str, schedule: Schedule, sleeping: bool, steps: int, fused: bool 
     return Case(name, schedule.p, schedule.m, schedule, rows, sleeping, steps)
 
 
-def zb_v(p: int, m: int, folder: str) -> Schedule:
-    """The zb-v order of torch's generator, written to a .sched file and read from it."""
-    from torch.distributed.pipelining.schedules import ScheduleZBVZeroBubble
-
-    maker: Any = object.__new__(ScheduleZBVZeroBubble)
-    maker.pp_group_size, maker._n_microbatches, maker.num_stages = p, m, 2 * p
-    order = {}
-    for rank in range(p):
-        actions = [a for a in maker._calculate_single_rank_operations(rank) if a is not None]
-        order[Queue(rank)] = [
-            (Action(Kind[a.computation_type.value], a.stage_index, a.microbatch_index),)
-            for a in actions
-        ]
-    schedule = Schedule.from_order("zb-v", hocket.ir.vshape(p, m), order)
-    path = Path(folder) / f"zb-v-{p}-{m}.sched"
+def through_a_file(schedule: Schedule, folder: str) -> Schedule:
+    """The schedule as read from a .sched file."""
+    path = Path(folder) / f"{schedule.name}-{schedule.p}-{schedule.m}.sched"
     path.write_text(hocket.dumps(schedule), encoding="utf-8")
     return load(str(path))
-
-
-def unrolled(schedule: Schedule) -> Schedule:
-    """The same order with each fused slot as a forward and then a backward."""
-    order = {
-        queue: [
-            (action,) for slot in schedule.line(q) for action in sorted(slot, key=lambda a: a.kind)
-        ]
-        for q, queue in enumerate(schedule.queues)
-    }
-    return Schedule.from_order(schedule.name, schedule.placement, order)
 
 
 def sleeping_cases(quick: bool, folder: str) -> list[Case]:
@@ -103,12 +81,13 @@ def sleeping_cases(quick: bool, folder: str) -> list[Case]:
     cases = []
     for m in (8,) if quick else (8, 16):
         dual = hocket.build("dualpipev", p=4, m=m)
+        zb_v = through_a_file(hocket.build("zb-v", p=4, m=m), folder)
         cases += [
             case("1f1b", hocket.build("1f1b", p=4, m=m), True, steps),
             case("interleaved v=2", hocket.build("interleaved", p=4, m=m, v=2), True, steps),
             case("dualpipev", dual, True, steps),
             case("dualpipev, torch unrolled", dual, True, steps, fused=False),
-            case("zb-v (file)", zb_v(4, m, folder), True, steps),
+            case("zb-v (file)", zb_v, True, steps),
         ]
     return cases
 
@@ -242,10 +221,11 @@ def torchs(case: Case, group: Any) -> Arm:
 def on_rank(tell: Any, cases: list[Case], realtime: bool) -> None:
     import torch
 
-    if realtime:
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(10))
     torch.set_num_threads(1)
     groups = [torch.distributed.new_group(), torch.distributed.new_group()]
+    if realtime:
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setscheduler(int(thread), os.SCHED_RR, os.sched_param(1))
     for number, one in enumerate(cases):
         arms = {"ours": ours(one, groups[0]), "torch": torchs(one, groups[1])}
         times: dict[str, list[float]] = {name: [] for name in arms}
@@ -280,7 +260,7 @@ def timed_step(arm: Arm, sleeping: bool) -> float:
 def ideal(schedule: Schedule) -> float:
     """Seconds of the critical path with free messages, forwards of fused slots leaving at once."""
     costs = hocket.Costs(F=NAP, I=NAP, W=NAP)
-    return float(hocket.simulate(unrolled(schedule), costs).makespan)
+    return float(hocket.simulate(one_by_one(schedule), costs).makespan)
 
 
 def figures(one: Case, times: dict[str, list[float]]) -> dict[str, Any]:
@@ -324,7 +304,11 @@ def line(found: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Our executor against torch's, alternating.")
     parser.add_argument("--quick", action="store_true", help="m=8 only, fewer steps")
-    parser.add_argument("--realtime", action="store_true", help="SCHED_FIFO ranks (needs rights)")
+    parser.add_argument(
+        "--realtime",
+        action="store_true",
+        help="before all else on the machine (SCHED_RR)",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object, nothing else")
     args = parser.parse_args()
     results: list[dict[str, Any]] = []

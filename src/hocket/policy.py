@@ -149,7 +149,7 @@ class Outcome(NamedTuple):
     """What many orders come to: makespan and span in ticks `[order]`, where each can run.
 
     `lines[order, queue]` holds the positions in `work` of the actions as run, W included, then
-    `n_actions` to the end of the row.
+    `Trials.stop` to the end of the row.
     """
 
     makespan: Array
@@ -164,11 +164,15 @@ class Trials:
     An order says in which sequence each queue runs its forwards and backwards. Weight gradients
     (where backwards are split) go where they fit: into a wait that is long enough, before a
     forward that the limit would stop, and after everything else. In flight counts as in
-    `EFFECTS`: stage by stage, from the start of F to the end of W (or B).
+    `EFFECTS`: stage by stage, from the start of F to the end of W (or B). With `held` below 1
+    only that share of a stage counts from the end of I on.
     """
 
-    def __init__(self, work: Schedule, costs: Costs, limit: Sequence[int]) -> None:
-        self.work, self.limit = work, np.asarray(limit, dtype=np.int64)
+    def __init__(
+        self, work: Schedule, costs: Costs, limit: Sequence[float], *, held: float = 1
+    ) -> None:
+        self.work = work
+        self.room = np.asarray(limit, dtype=np.float64) - 1 + 1e-9  # a forward may find this much
         table = CostTable(costs, work)
         before, after = table.lanes()
         self.ticks, self.n = table.ticks, len(work.codes)
@@ -181,7 +185,10 @@ class Trials:
         takes = [changes[k].takes.get("in_flight", 0) for k in kinds.tolist()]
         frees = [changes[k].frees.get("in_flight", 0) for k in kinds.tolist()]
         self.takes = self._padded(np.array(takes)) > 0
-        self.change = self._padded(np.array(takes) - np.array(frees))
+        change = np.array(takes) - np.array(frees, dtype=np.float64)
+        if Kind.W in kinds:
+            change[kinds == Kind.I], change[kinds == Kind.W] = held - 1, -held
+        self.change = self._padded(change)
         self._needs(table, kinds)
 
     def _padded(self, values: Array) -> Array:
@@ -203,11 +210,12 @@ class Trials:
         last = kinds[targets] == Kind.W
         self.weight[sources[last]] = targets[last]
 
-    def run(self, orders: Array, fit: Array) -> Outcome:
+    def run(self, orders: Array, fit: Array | None = None) -> Outcome:
         """The outcome of every order.
 
         orders: positions in `work` of forwards and backwards, `[order, queue, place]`. fit: the
-        share of a W that a wait must hold for it to go there, `[order]`.
+        share of a W that a wait must hold for it to go there, `[order]`, below 0 to put W before
+        every forward too; without it the orders hold all W themselves, as an outcome's `lines` do.
         """
         return _Runs(self, orders, fit).outcome()
 
@@ -215,7 +223,7 @@ class Trials:
 class _Runs:
     """State of many runs, one row for each queue of each order."""
 
-    def __init__(self, trials: Trials, orders: Array, fit: Array) -> None:
+    def __init__(self, trials: Trials, orders: Array, fit: Array | None) -> None:
         t, (self.n_orders, self.n_queues, width) = trials, orders.shape
         rows = self.n_orders * self.n_queues
         self.t = t
@@ -229,13 +237,14 @@ class _Runs:
         self.base = np.repeat(np.arange(self.n_orders) * (t.n + 2), self.n_queues)
         self.clock = np.zeros(rows, dtype=t.duration.dtype)
         self.begun = np.full(rows, t.far, dtype=t.duration.dtype)
-        self.flight = np.zeros(rows, dtype=np.int64)
-        self.limit = np.tile(t.limit, self.n_orders)
-        self.fit = np.repeat(fit, self.n_queues)
+        self.flight = np.zeros(rows)
+        self.room = np.tile(t.room, self.n_orders)
+        self.weight = t.weight if fit is not None else np.full_like(t.weight, t.stop)
+        self.fit = np.repeat(np.zeros(self.n_orders) if fit is None else fit, self.n_queues)
         self.pending = np.full(rows * (width + 1), t.stop)  # W whose I has run, oldest first
         self.head = self.at.copy()
         self.tail = self.at.copy()
-        self.lines = np.full((rows, int(np.bincount(t.work.queue_of_slot).max())), t.n)
+        self.lines = np.full((rows, int(np.bincount(t.work.queue_of_slot).max())), t.stop)
         self.n_run = np.zeros(rows, dtype=np.int64)
 
     def outcome(self) -> Outcome:
@@ -257,10 +266,11 @@ class _Runs:
         ready = self.end[self.base + t.sources[0][item]] + t.delays[0][item]
         for sources, delays in zip(t.sources[1:], t.delays[1:], strict=True):
             ready = np.maximum(ready, self.end[self.base + sources[item]] + delays[item])
-        known, full = ready < t.far, t.takes[item] & (self.flight >= self.limit)
+        known, full = ready < t.far, t.takes[item] & (self.flight > self.room)
         weight, stop = self.pending[self.head], item == t.stop
         waits = known & (ready > self.clock)
         fits = waits & (self.clock + self.fit * t.duration[weight] <= ready)
+        fits |= t.takes[item] & (self.fit < 0)
         fill = (self.tail > self.head) & (full | stop | fits)
         own = known & ~full & ~stop & ~fill
         rows = np.flatnonzero(fill | own)
@@ -279,7 +289,7 @@ class _Runs:
         self.flight[rows] += t.change[item]
         self.at[rows] += own
         self.head[rows] += ~own
-        weight = t.weight[item]
+        weight = self.weight[item]
         split = weight != t.stop
         queued = rows[split]
         self.pending[self.tail[queued]] = weight[split]

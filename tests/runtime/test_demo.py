@@ -43,12 +43,13 @@ def losses_alone(one):
 SMALL = ("--float64", "--layers", "4", "--width", "16", "--seq", "16", "--batch", "9")
 
 
-def test_losses_of_50_steps_equal_those_of_one_process():
+@pytest.mark.parametrize(("p", "m"), [(2, 4), pytest.param(4, 8, marks=pytest.mark.slow)])
+def test_losses_of_50_steps_equal_those_of_one_process(p, m):
     words = (*SMALL, "--steps", "50", "--lr", "0.01")
-    runs = [settings(name, 4, 8, *words) for name in ("1f1b", "zb-h1", "dualpipev", "chimera")]
+    runs = [settings(name, p, m, *words) for name in ("1f1b", "zb-h1", "dualpipev", "chimera")]
     (alone,) = launch(losses_alone, 1, (runs[0],))
     assert alone[-1] < alone[0] - 1
-    for per_rank in launch(losses_of, 4, (runs,)):
+    for per_rank in launch(losses_of, p, (runs,)):
         for one, losses in zip(runs, per_rank, strict=True):
             assert losses == pytest.approx(alone, abs=1e-8), one.schedule.name
 
@@ -62,6 +63,36 @@ def test_with_dropout_losses_do_not_depend_on_the_schedule_or_the_number_of_rank
     for per_rank in launch(losses_of, 4, (runs,)):
         for one, losses in zip(runs, per_rank, strict=True):
             assert losses == pytest.approx(alone[0], abs=1e-8), one.schedule.name
+
+
+def modules_loaded(one):
+    import sys
+
+    from hocket.runtime.training import Trainer
+
+    Trainer(one).run(lambda *_: None)
+    return "torch._dynamo" in sys.modules
+
+
+def test_a_run_does_not_import_the_compiler():
+    """It takes several seconds in every rank; torch.optim imports it."""
+    assert launch(modules_loaded, 1, (settings("zb-h1", 1, 2, *SMALL, "--steps", "1"),)) == [False]
+
+
+@pytest.mark.slow
+def test_adam_is_that_of_torch():
+    import torch
+
+    from hocket.runtime.training import Adam
+
+    pair = [torch.nn.Parameter(torch.ones(3, dtype=torch.float64)) for _ in range(2)]
+    optimizers = [Adam(pair[:1], 0.1), torch.optim.Adam(pair[1:], lr=0.1)]
+    for step in range(5):
+        for p, optimizer in zip(pair, optimizers, strict=True):
+            (p * torch.tensor([1.0, -2.0, 0.3 * step])).square().sum().backward()
+            optimizer.step()
+            p.grad = None
+    assert torch.allclose(*pair, atol=1e-14, rtol=0)
 
 
 @pytest.mark.parametrize("n", range(1, 7))

@@ -146,6 +146,7 @@ def train(tell: Tell, settings: Settings) -> dict[str, Any] | None:
         "schedule": settings.schedule.name,
         "p": settings.schedule.p,
         "m": settings.schedule.m,
+        "queues": len(settings.schedule.queues),
         "steps": settings.steps,
         "batch": settings.batch,
         "model": settings.model,
@@ -183,6 +184,8 @@ def _print_run(result: dict[str, Any], as_json: bool) -> None:
             f"\n{result['p']} ranks share {result['cores']} cores here: actions take longer while "
             f"others run. For the schedule alone: --model {SLEEP}"
         )
+    if result["queues"] > result["p"]:
+        print("\nIts ranks have several queues; the executor runs them one after the other.")
     if result["trace"]:
         print(f"\ntrace: {result['trace']} (predicted and measured; open it at ui.perfetto.dev)")
 

@@ -103,6 +103,12 @@ def settings_from(args: argparse.Namespace) -> Settings:
         raise UsageError(
             f"--batch is {batch}, but the schedule has {m} microbatches; give {m} or more"
         )
+    if schedule.placement.slices > 1 and args.model != SLEEP:
+        raise UsageError(
+            f"{schedule.name} cuts each sequence into {schedule.placement.slices} slices, and no "
+            "model here hands keys and values from slice to slice; for its times only, give "
+            f"--model {SLEEP}"
+        )
     return Settings(
         schedule=schedule, nproc=nproc, steps=args.steps, batch=batch, model=args.model,
         model_options=_model_options(args), data=args.data, lr=args.lr, seed=args.seed,

@@ -3,8 +3,8 @@
 A building block says when one microbatch runs each of its actions; the same block, once a period
 later for each microbatch, gives every queue its order (repetition), the time between the blocks
 is squeezed out by running that order as early as it can, and weight gradients go into what waits
-remain (reordering). Imports ir, costs, policy; numpy's frozen random numbers, always from the
-same seed: the same question has the same answer.
+remain (reordering). Random numbers are numpy's frozen ones, always from the same seed: the same
+question has the same answer. Imports ir, costs, policy.
 
 Source: Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.15362, sections 3, 4.
 """
@@ -20,17 +20,26 @@ from hocket.costs import Costs, Number
 from hocket.ir import Array, Kind, Schedule, kinds_of, lay, mbs_of, stages_of, wave
 from hocket.policy import Outcome, Trials, all_actions
 
-FITS = np.array([0, 0.25, 0.5, 0.75, 1])
+FITS = np.array([-1, 0, 0.25, 0.5, 0.75, 1])
 _BATCH, _KEPT, _ALIKE = 240, 30, 4
 _STUCK = 1e300
+
+
+class Block(NamedTuple):
+    """A building block: steps from rank to rank on each leg, and from each leg to the next."""
+
+    steps: tuple[int, ...]
+    turns: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Question:
     """What to search: a wave of v stages per rank, a limit in stages in flight for every rank.
 
-    metric: "makespan" or "span", what to make small first. target: good enough to stop there.
-    blocks: (steps of each leg, turns) of building blocks to begin with, in units of F = I = W.
+    held: the share of a stage that still counts between I and W. metric: "makespan" or "span",
+    what to make small first. target: good enough to stop there. also: other costs, under which
+    the makespan of the same orders is to be small second. blocks: known ones to begin with, in
+    units of F = I = W.
     """
 
     name: str
@@ -38,33 +47,36 @@ class Question:
     m: int
     v: int
     kinds: tuple[Kind, ...]
-    limit: tuple[int, ...]
+    limit: tuple[float, ...]
     costs: Costs
+    held: float = 1
     metric: str = "makespan"
     target: Number = 0
+    also: Costs | None = None
     effort: int = 4_000_000
-    blocks: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = ()
+    blocks: tuple[Block, ...] = ()
 
 
 class Found(NamedTuple):
-    """Orders, best first, with their times."""
+    """The best order found, and its times."""
 
-    schedules: tuple[Schedule, ...]
-    makespans: tuple[Number, ...]
-    spans: tuple[Number, ...]
+    schedule: Schedule
+    makespan: Number
+    span: Number
 
 
 def search(question: Question) -> Found:
-    """The best orders found, at least one; all keep to the limit."""
+    """The best order found; it keeps to the limit."""
     q, random = question, np.random.RandomState(20240524)
     short = _Shape(q, min(q.m, 2 * q.p + 2))
     numbers = _evolve(short, random)
-    shape = short if short.m == q.m else _Shape(q, q.m)
-    pool = _Pool(shape, random)
-    pool.add(shape.orders(numbers), shape.fit(numbers))
+    pool = _Pool(short if short.m == q.m else _Shape(q, q.m), random)
+    pool.add(pool.shape.orders(numbers), pool.shape.fit(numbers))
     pool.keep()
-    _polish(pool)
-    return pool.found()
+    _polish(pool, q.effort * 0.25)
+    pool.write()
+    _polish(pool, q.effort * 0.25)
+    return pool.best()
 
 
 # --- building blocks ------------------------------------------------------------------------
@@ -83,12 +95,15 @@ class _Shape:
         q = self.question = question
         self.p, self.m, self.legs = q.p, m, 2 * q.v
         self.work = all_actions(q.name, wave(q.p, m, q.v), q.kinds)
-        self.trials = Trials(self.work, q.costs, q.limit)
+        self.trials = Trials(self.work, q.costs, q.limit, held=q.held)
+        self.other = None if q.also is None else Trials(self.work, q.also, q.limit, held=q.held)
         self._layout()
         self._durations()
         kinds, stages = kinds_of(self.work.codes), stages_of(self.work.codes)
         down = stages // q.p
         self.leg = np.where(kinds == Kind.F, down, self.legs - 1 - down)
+        # what moves together: the actions of a leg, or the W of a stage
+        self.stream = np.where(kinds == Kind.W, self.legs + down, self.leg)
         self.rank = self.work.queue_of_slot
         self.mb = mbs_of(self.work.codes)
         ordered = kinds != Kind.W
@@ -114,7 +129,7 @@ class _Shape:
         self.least[self.links] = np.repeat(of_leg + float(t.delays.max()), self.p - 1)
         self.least[self.turns] = of_leg[:-1]
         self.least[self.period] = half * sum(time.values())
-        self.least[self.share] = self.least[self.reach] = 0
+        self.least[self.share], self.least[self.reach] = -1, 0
         self.slots = np.array([1] * half + [1 if self.split else 2] * half)
 
     def fit(self, numbers: Array) -> Array:
@@ -158,20 +173,39 @@ def _seeds(shape: _Shape, random: np.random.RandomState, n: int) -> Array:
     even[:, shape.period] = shape.least[shape.period] * random.uniform(1, 1.3, (len(even), 1))
     steps, turns = _interlocking(shape, random, 16 * n)
     steps, turns = steps[: n // 2], turns[: n // 2]
-    for given_steps, given_turns in q.blocks:
-        block = np.repeat(np.array(given_steps)[:, None], links, axis=1)
-        steps = np.concatenate([block[None], steps])
-        turns = np.concatenate([np.array(given_turns)[None], turns])
+    for block in q.blocks:
+        same = np.tile(np.array(block.steps)[:, None], (6, 1, links))
+        steps = np.concatenate([same, steps])
+        turns = np.concatenate([np.tile(block.turns, (6, 1)), turns])
     exact = np.tile(few[0], (len(steps), 1))
     slots = shape.slots[None, :, None]
     exact[:, shape.links] += ((steps - slots) * shape.unit).reshape(len(steps), -1)
     exact[:, shape.turns] += np.maximum(turns - shape.slots[:-1], 0) * shape.unit
     exact[:, shape.period] = shape.least[shape.period]
-    exact[:, shape.share] = 1
+    exact[:, shape.share] = random.choice([-1, 1], (len(exact), 1))
     even[:, shape.share] = random.choice(FITS, (len(even), 1))
-    seeds = np.concatenate([few, exact, even])
-    seeds[:, shape.reach] = random.randint(1, shape.p + 2, size=(len(seeds), 2))
-    return seeds
+    bent = [np.concatenate([exact, even]) for _ in range(2)]
+    for numbers in bent:
+        _bend(shape, numbers, random)
+    return np.concatenate([few, exact, even, *bent])
+
+
+def _bend(shape: _Shape, numbers: Array, random: np.random.RandomState) -> None:
+    """Lets the first and the last few microbatches walk without the waits of the block.
+
+    In the steady state a block may wait between legs, as much as the memory allows. The first
+    microbatches meet no others, so they can start closer to each other, and the last ones are
+    met by none, so they can follow closer: the less they wait, the sooner the step ends.
+    """
+    n = len(numbers)
+    least = np.where(np.isfinite(shape.least), shape.least, 0)[None]
+    waits = shape.offsets(numbers).min(axis=2) - shape.offsets(least).min(axis=2)
+    reach = random.randint(1, shape.p + 2, size=(n, 2))
+    some = random.choice([0, 0.5, 1, 1], (n, 2))
+    first = (waits[:, -1:] - waits) * (some[:, :1] / reach[:, :1])
+    last = -waits * (some[:, 1:] / reach[:, 1:])
+    numbers[:, shape.ramps] = np.concatenate([first, last], axis=1)
+    numbers[:, shape.reach] = reach
 
 
 def _interlocking(shape: _Shape, random: np.random.RandomState, n: int) -> tuple[Array, Array]:
@@ -234,8 +268,8 @@ def _by_memory(shape: _Shape, steps: Array, turns: Array, period: int) -> tuple[
 def _evolve(shape: _Shape, random: np.random.RandomState) -> Array:
     """Good blocks: the best of the seeds, varied again and again."""
     q = shape.question
-    affordable = int(q.effort * 0.6 / shape.trials.n)
-    numbers = _seeds(shape, random, max(affordable // 3, _BATCH))
+    affordable = int(q.effort * 0.5 / shape.trials.n)
+    numbers = _seeds(shape, random, max(affordable // 8, _BATCH // 2))
     kept = np.zeros((0, shape.width))
     scores = np.zeros((0, 2))
     for _ in range(max(affordable * 2 // 3 // _BATCH, 2)):
@@ -243,7 +277,7 @@ def _evolve(shape: _Shape, random: np.random.RandomState) -> Array:
             some = numbers[start : start + _BATCH]
             outcome = shape.trials.run(shape.orders(some), shape.fit(some))
             kept = np.concatenate([kept, some])
-            scores = np.concatenate([scores, _scores(q, outcome)])
+            scores = np.concatenate([scores, _scores(shape, outcome)])
             best = _best(scores)
             kept, scores = kept[best], scores[best]
         if scores[0, 0] <= _ticks(shape, q.target):
@@ -258,12 +292,14 @@ def _ticks(shape: _Shape, target: Number) -> float:
     return float(target * shape.trials.ticks.scale) - less
 
 
-def _scores(question: Question, outcome: Outcome) -> Array:
+def _scores(shape: _Shape, outcome: Outcome) -> Array:
     """What is to be small first, and what second, `[order, 2]`; `_STUCK` where it cannot run."""
-    pair = [outcome.makespan, outcome.span]
-    if question.metric == "span":
-        pair.reverse()
-    return np.where(outcome.runs[:, None], np.stack(pair, axis=1).astype(float), _STUCK)
+    scores = np.stack([outcome.makespan, outcome.span], axis=1).astype(float)
+    if shape.question.metric == "span":
+        scores = scores[:, ::-1].copy()
+    if shape.other is not None:
+        scores[:, 1] = shape.other.run(outcome.lines).makespan
+    return np.where(outcome.runs[:, None], scores, _STUCK)
 
 
 def _best(scores: Array) -> Array:
@@ -290,6 +326,10 @@ def _vary(shape: _Shape, kept: Array, random: np.random.RandomState) -> Array:
     numbers[:, shape.ramps] += ramps * (random.rand(*ramps.shape) < 0.3)
     reach = random.randint(-2, 3, size=(n, 2)) * (what > 0.5)
     numbers[:, shape.reach] += reach * (random.rand(n, 2) < 0.3)
+    again = np.flatnonzero(random.rand(n) < 0.15)
+    straight = numbers[again]
+    _bend(shape, straight, random)
+    numbers[again] = straight
     other = random.rand(n, 1) < 0.1
     numbers[:, shape.share] = np.where(other, random.choice(FITS, (n, 1)), numbers[:, shape.share])
     mixed = (random.rand(n, 1) < 0.1) & (random.rand(n, shape.width) < 0.5)
@@ -335,50 +375,75 @@ def _vary_links(
 
 
 class _Pool:
-    """The best orders so far, all different."""
+    """The best orders so far, all different.
+
+    First without W, which go where they fit; `write` makes them whole orders, in which W can be
+    moved like everything else.
+    """
 
     def __init__(self, shape: _Shape, random: np.random.RandomState) -> None:
-        self.shape, self.random = shape, random
-        width = len(shape.mine[0])
-        self.orders = np.zeros((0, shape.p, width), dtype=np.int64)
+        self.shape, self.random, self.written = shape, random, False
+        self._clear(len(shape.mine[0]))
+
+    def _clear(self, width: int) -> None:
+        p = self.shape.p
+        self.orders = np.zeros((0, p, width), dtype=np.int64)
         self.fit, self.scores = np.zeros(0), np.zeros((0, 2))
         self.marks = np.zeros(0, dtype=np.int64)
-        self.factors = random.randint(1, 2**31 - 1, size=shape.p * width).astype(np.int64)
+        self.factors = self.random.randint(1, 2**31 - 1, size=p * width).astype(np.int64)
+
+    @property
+    def reached(self) -> bool:
+        """True when the best is good enough."""
+        return bool(self.scores[0, 0] <= _ticks(self.shape, self.shape.question.target))
+
+    def write(self) -> None:
+        """Makes the orders whole."""
+        outcome = self.shape.trials.run(self.orders, self.fit)
+        lines, fit = outcome.lines[outcome.runs], self.fit[outcome.runs]
+        self.written = True
+        self._clear(lines.shape[2])
+        self.add(lines, fit)
+        self.keep()
 
     def add(self, orders: Array, fit: Array) -> None:
-        outcome = self.shape.trials.run(orders, fit)
-        marks = (orders.reshape(len(orders), -1) * self.factors).sum(axis=1) + (8 * fit).astype(int)
+        """Times more orders."""
+        outcome = self.shape.trials.run(orders, None if self.written else fit)
+        scores = _scores(self.shape, outcome)
+        marks = (orders.reshape(len(orders), -1) * self.factors).sum(axis=1)
+        if not self.written:
+            marks += (8 * fit).astype(int)
         self.orders = np.concatenate([self.orders, orders])
         self.fit = np.concatenate([self.fit, fit])
-        self.scores = np.concatenate([self.scores, _scores(self.shape.question, outcome)])
+        self.scores = np.concatenate([self.scores, scores])
         self.marks = np.concatenate([self.marks, marks])
 
     def keep(self) -> None:
+        """Drops all but the best."""
         _, different = np.unique(self.marks, return_index=True)
         scores = self.scores[different]
         best = different[np.lexsort((different, scores[:, 1], scores[:, 0]))][:_KEPT]
         self.orders, self.fit = self.orders[best], self.fit[best]
         self.scores, self.marks = self.scores[best], self.marks[best]
 
-    def found(self) -> Found:
+    def best(self) -> Found:
+        """The best order."""
         shape, t = self.shape, self.shape.trials
-        outcome = t.run(self.orders, self.fit)
-        codes, schedules = np.append(shape.work.codes, 0), []
-        for lines in outcome.lines[outcome.runs]:
-            done = [lay(codes[line[line < t.n]]) for line in lines]
-            schedules.append(Schedule.from_lines(shape.work.name, shape.work.placement, done))
+        outcome = t.run(self.orders[:1], None if self.written else self.fit[:1])
+        assert outcome.runs[0], "one microbatch after the other always runs"
+        done = [lay(shape.work.codes[line[line < t.n]]) for line in outcome.lines[0]]
         return Found(
-            tuple(schedules),
-            tuple(t.ticks.value(x) for x in outcome.makespan[outcome.runs]),
-            tuple(t.ticks.value(x) for x in outcome.span[outcome.runs]),
+            Schedule.from_lines(shape.work.name, shape.work.placement, done),
+            t.ticks.value(outcome.makespan[0]),
+            t.ticks.value(outcome.span[0]),
         )
 
 
-def _polish(pool: _Pool) -> None:
+def _polish(pool: _Pool, effort: float) -> None:
     """Moves actions of the best orders until the effort is spent or the target reached."""
-    shape, random, q = pool.shape, pool.random, pool.shape.question
-    for _ in range(max(int(q.effort * 0.4 / shape.trials.n) // _BATCH, 1)):
-        if pool.scores[0, 0] <= _ticks(shape, q.target):
+    shape, random = pool.shape, pool.random
+    for _ in range(max(int(effort / shape.trials.n) // _BATCH, 1)):
+        if pool.reached:
             return
         parents = random.randint(len(pool.orders), size=_BATCH)
         fit = np.where(random.rand(_BATCH) < 0.05, random.choice(FITS, _BATCH), pool.fit[parents])
@@ -387,7 +452,7 @@ def _polish(pool: _Pool) -> None:
 
 
 def _moved(shape: _Shape, orders: Array, random: np.random.RandomState) -> Array:
-    """One leg's actions moved a few places, on one rank or several, for one mb or several."""
+    """One stream's actions moved a few places, on one rank or several, for one mb or several."""
     n, p, width = orders.shape
 
     def stretch(size: int) -> tuple[Array, Array]:
@@ -395,10 +460,11 @@ def _moved(shape: _Shape, orders: Array, random: np.random.RandomState) -> Array
         last = np.minimum(first + random.randint(1, size + 1, size=n), size - 1)
         return first, np.where(kind < 0.6, first, np.where(kind < 0.8, last, size - 1))
 
-    leg = random.randint(shape.legs, size=n)
+    whole = width > len(shape.mine[0])
+    stream = random.randint(shape.legs * 3 // 2 if whole else shape.legs, size=n)
     ranks, mbs = stretch(p), stretch(shape.m)
     places = (random.randint(1, 4, size=n) + 0.5) * random.choice([-1, 1], n)
-    moved = np.append(shape.leg, [-1, -1])[orders] == leg[:, None, None]
+    moved = np.append(shape.stream, [-1, -1])[orders] == stream[:, None, None]
     mb, rank = np.append(shape.mb, [0, 0])[orders], np.arange(p)[None, :, None]
     for value, (first, last) in ((rank, ranks), (mb, mbs)):
         moved &= (value >= first[:, None, None]) & (value <= last[:, None, None])
