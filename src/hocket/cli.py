@@ -416,6 +416,9 @@ def _run(args: argparse.Namespace) -> int:
 def _profile(args: argparse.Namespace) -> int:
     from hocket.runtime.command import profile_command
 
+    files = [word for word in args.option if "=" not in word]  # -o costs.toml names the output
+    args.option = [word for word in args.option if "=" in word]
+    args.output = files[-1] if files else args.output
     args.schedule = _schedule(args)
     return profile_command(args)
 
