@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 from statistics import median
 from time import process_time
@@ -85,7 +86,7 @@ def make_stage(stage: int, jitter: list[float]) -> Any:
     return First(module)
 
 
-def on_rank(tell: Any, levels: list[float], steps: int) -> None:
+def on_rank(tell: Any, levels: list[float], steps: int, realtime: bool) -> None:
     import torch
 
     from hocket.demo import sleep
@@ -101,6 +102,9 @@ def on_rank(tell: Any, levels: list[float], steps: int) -> None:
         pipelines[name, dispatch] = Pipeline(
             schedule, stages, sleep.loss, group=group, dispatch=dispatch
         )
+    if realtime:
+        for thread in os.listdir("/proc/self/task"):
+            os.sched_setscheduler(int(thread), os.SCHED_RR, os.sched_param(1))
     x = torch.zeros(M, sleep.WIDTH)
     x[:, 0] = torch.arange(M)
     for cv in levels:
@@ -122,11 +126,13 @@ def on_rank(tell: Any, levels: list[float], steps: int) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="receive, gate and ready, compared.")
     parser.add_argument("--quick", action="store_true", help="fewer steps and levels of jitter")
+    parser.add_argument("--realtime", action="store_true", help="before all else (SCHED_RR)")
     parser.add_argument("--json", action="store_true", help="one JSON object, nothing else")
     args = parser.parse_args()
     levels = [0.0, 0.2] if args.quick else [0.0, 0.05, 0.1, 0.2]
     seen: list[Any] = []
-    launch(on_rank, P, (levels, 4 if args.quick else 10), listen=seen.append)
+    steps = 4 if args.quick else 10
+    launch(on_rank, P, (levels, steps, args.realtime), listen=seen.append)
     rows = []
     for cv in levels:
         base = {}

@@ -96,7 +96,7 @@ def sleeping_cases(quick: bool, folder: str) -> list[Case]:
 
 
 def make_stage(kind: str, clock: list[float]) -> Any:
-    """A stage of one kind: "empty", "whole" (naps in F and B) or "split" (naps in F, I and W)."""
+    """A stage of one kind: "empty", "whole" (naps in F and B), "split" (in F, I and W)."""
     import torch
     from torch import nn
 
@@ -122,7 +122,7 @@ def make_stage(kind: str, clock: list[float]) -> Any:
     class NapWeight(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, w: Any) -> Any:
-            return w.clone()
+            return w.view_as(w)
 
         @staticmethod
         def backward(ctx: Any, grad: Any) -> Any:
@@ -138,13 +138,13 @@ def make_stage(kind: str, clock: list[float]) -> Any:
             return x * self.w
 
     class Whole(Empty):
-        """Its W is a node of the graph: torch's runtime finds it, and puts it off when told."""
+        """Naps in F and twice in B; for orders that do not split the backward."""
 
         def forward(self, x: Any) -> Any:
             return NapIn.apply(x) + NapWeight.apply(self.w)
 
     class Split(nn.Module):
-        """Its W is a matrix product's: our executor finds it, and puts it off when told."""
+        """Naps in I and in W beside a matrix product, whose W our executor finds and puts off."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -154,7 +154,18 @@ def make_stage(kind: str, clock: list[float]) -> Any:
         def forward(self, x: Any) -> Any:
             return NapIn.apply(self.linear(x))
 
-    return {"empty": Empty, "whole": Whole, "split": Split}[kind]()
+    class TorchSplit(nn.Module):
+        """The same product and naps, W's nap in the graph: torch's runtime runs no such hooks."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = nn.Parameter(torch.eye(WIDTH))
+
+        def forward(self, x: Any) -> Any:
+            return NapIn.apply(nn.functional.linear(x, NapWeight.apply(self.w)))
+
+    kinds = {"empty": Empty, "whole": Whole, "split": Split, "torch split": TorchSplit}
+    return kinds[kind]()
 
 
 def sum_of(output: Any, target: Any) -> Any:
@@ -193,9 +204,10 @@ def torchs(case: Case, group: Any) -> Arm:
     clock: list[float] = []
     rank, placement = torch.distributed.get_rank(), case.schedule.placement
     mine = placement.stages_of_rank[rank]
+    kind = "empty" if not case.sleeping else "torch split" if case.is_split else "whole"
     stages = [
         PipelineStage(
-            make_stage("whole" if case.sleeping else "empty", clock), s, placement.n_stages,
+            make_stage(kind, clock), s, placement.n_stages,
             torch.device("cpu"), group=group,
         )
         for s in mine
@@ -309,6 +321,7 @@ def main() -> None:
         action="store_true",
         help="before all else on the machine (SCHED_RR)",
     )
+    parser.add_argument("--only", metavar="NAME", help="cases whose name holds this")
     parser.add_argument("--json", action="store_true", help="one JSON object, nothing else")
     args = parser.parse_args()
     results: list[dict[str, Any]] = []
@@ -317,7 +330,11 @@ def main() -> None:
         small = case(
             "empty, 1f1b", hocket.build("1f1b", p=2, m=64), False, 20 if args.quick else 60
         )
-        for cases in (sleeping_cases(args.quick, folder), [small]):
+        sleeping = sleeping_cases(args.quick, folder)
+        for group in (sleeping, [small]):
+            cases = [one for one in group if args.only is None or args.only in one.name]
+            if not cases:
+                continue
 
             def show(news: tuple[int, dict[str, list[float]]], cases: list[Case] = cases) -> None:
                 results.append(figures(cases[news[0]], news[1]))
