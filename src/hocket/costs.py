@@ -188,7 +188,7 @@ def ticks_for(values: Sequence[Number], n_actions: int) -> Ticks:
     """The finest exact tick of these values; floats where there is none that fits 63 bits."""
     if any(isinstance(x, float) for x in values):
         return Ticks(1, exact=False)
-    scale = math.lcm(*(Fraction(x).denominator for x in values)) if values else 1
+    scale = math.lcm(*{Fraction(x).denominator for x in set(values)})
     largest = max((abs(x) for x in values), default=0)
     if largest * scale * max(n_actions, 1) >= 2**62:
         return Ticks(1, exact=False)

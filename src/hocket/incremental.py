@@ -70,6 +70,11 @@ class Incremental:
         nodes = [state["order"][at] for at in part]
         return [(value(state["start"][i]), value(state["end"][i])) for i in nodes]
 
+    @property
+    def looked_at(self) -> int:
+        """How many slots the last change looked at."""
+        return self._work
+
     def peak(self, queue: int) -> float:
         """The most forwards in flight at once on a queue."""
         first, last = self._starts[queue], self._starts[queue + 1]

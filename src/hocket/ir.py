@@ -42,7 +42,6 @@ COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W)
 _STAGE_SHIFT, _MB_SHIFT = 4, 24
 _KIND_MASK, _STAGE_MASK = (1 << 4) - 1, (1 << 20) - 1
 MAX_STAGE = _STAGE_MASK
-_PART = 1 << 20  # actions looked at at once where that saves memory
 
 
 class Action(NamedTuple):
@@ -125,7 +124,8 @@ class Placement:
                 f"{len(self.path_of)} microbatches do not make whole sequences of "
                 f"{self.slices} slices"
             )
-        bad = [mb for mb, k in enumerate(self.path_of) if not 0 <= k < len(self.paths)]
+        n = len(self.paths)
+        bad = [mb for mb, k in enumerate(self.path_of) if not 0 <= k < n]
         if bad:
             raise ScheduleError(
                 f"microbatch {bad[0]} is on path {self.path_of[bad[0]]}, "
@@ -408,10 +408,9 @@ class Schedule:
     @cached_property
     def kinds(self) -> frozenset[Kind]:
         """The kinds that stand in the order."""
-        found = np.zeros(_KIND_MASK + 1, dtype=np.int64)
-        for at in range(0, len(self.codes), _PART):
-            found += np.bincount(kinds_of(self.codes[at : at + _PART]), minlength=len(found))
-        return frozenset(Kind(k) for k in np.flatnonzero(found).tolist())
+        low = self.codes.astype(np.uint8) & _KIND_MASK  # a byte each: many passes cost little
+        bits = int(np.bitwise_or.reduce(np.uint8(1) << low)) if len(low) else 0
+        return frozenset(kind for kind in Kind if bits >> kind & 1)
 
     @property
     def has_communication(self) -> bool:
