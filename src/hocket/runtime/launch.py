@@ -208,10 +208,16 @@ class _Team:
     def _cause(self) -> Failure:
         """What to say first: of the rank whose end explains the others'."""
         for rank, code in self.killed.items():
-            action = next((f.action for f in self.failures.values() if f.rank == rank), "")
+            action = self._awaited(rank)
             return Failure(_how_killed(rank, code, action), rank, action, "", False)
         own = [f for rank, f in self.failures.items() if f.rank == rank]
         return own[0] if own else next(iter(self.failures.values()))
+
+    def _awaited(self, rank: int) -> str:
+        """What the others say that they were waiting for from this rank."""
+        pattern = re.compile(rf"waiting for (\S+) of rank {rank}\b")
+        said = (pattern.search(failure.text) for failure in self.failures.values())
+        return next((match[1] for match in said if match), "")
 
 
 def _by(rank: int, text: str) -> str:
