@@ -12,8 +12,8 @@ SRC = Path(hocket.__file__).parent
 LAYERS = [
     {"errors"}, {"profiles"}, {"ir"}, {"deps"}, {"loops"}, {"graph"}, {"costs"},
     {"timeline", "policy", "text", "lower", "moe"}, {"checker"}, {"contention"}, {"simulator"},
-    {"incremental", "samples"}, {"bounds", "schedules"}, {"render", "trace", "interop"}, {"summary"},
-    {"explain", "recognise"}, {"planner"}, {"runtime", "demo"}, {"tour"}, {"cli"},
+    {"incremental", "samples"}, {"bounds", "schedules"}, {"render", "trace", "interop", "planner"}, {"summary"},
+    {"explain", "recognise", "interop"}, {"planner"}, {"runtime", "demo"}, {"tour"}, {"cli"},
     {"__main__", "__init__"},
 ]  # fmt: skip
 

@@ -105,32 +105,34 @@ class _Rules(NamedTuple):
 
     Needs `need_of_kind[k]:need_of_kind[k + 1]` are those of kind k; need i exists where the stage
     at `offset_of[i]` does, in the slice at `step_of[i]`, and is met by the first of the sources
-    `source_of[i]:source_of[i + 1]`.
+    `source_of[i]:source_of[i + 1]`; source s stands in the index's table `source_cells[s]` cells
+    behind the place of an F of the action's own stage and microbatch.
     """
 
     need_of_kind: Array
     offset_of: Array
     step_of: Array
     source_of: Array
-    source_kinds: Array
-    source_shifts: Array
+    source_cells: Array
 
 
 def _rules(index: Index) -> _Rules:
     """The needs that can exist in this order, with the sources that stand in it."""
-    need_of_kind, offsets, steps, source_of, kinds, shifts = [0], [], [], [0], [], []
+    need_of_kind, offsets, steps, source_of, cells = [0], [], [], [0], []
     for kind in Kind:
         for need in NEEDS[kind]:
             if need.step and index.slices == 1:
                 continue
             offsets.append(need.sources[-1][1])
             steps.append(need.step)
-            here = [(int(k), shift) for k, shift in need.sources if index.counts[k]]
-            kinds += [k for k, _ in here]
-            shifts += [shift for _, shift in here]
-            source_of.append(len(kinds))
+            cells += [
+                (int(k) * index.n_stages + shift) * index.m + need.step
+                for k, shift in need.sources
+                if index.counts[k]
+            ]
+            source_of.append(len(cells))
         need_of_kind.append(len(offsets))
-    columns = (need_of_kind, offsets, steps, source_of, kinds, shifts)
+    columns = (need_of_kind, offsets, steps, source_of, cells)
     return _Rules(*(np.array(column, dtype=np.int64) for column in columns))
 
 
@@ -304,7 +306,7 @@ def _linked(index: Index, nodes: _Nodes, *, keep: bool) -> Graph:
         loops.link, index.n,
         (
             schedule.codes, nodes.first, nodes.visit, nodes.of_action, nodes.chains,
-            _ranks(schedule, nodes), nodes.posts, index.lengths, index.n_stages, index.slices,
+            _ranks(schedule, nodes), nodes.posts, index.lengths, index.slices,
             index.table, index.n, keep, *rules,
         ),
         (need_starts, needs, source, target, crosses),

@@ -68,8 +68,8 @@ def census(table, kinds, lengths, n_stages, empty, counts):
 
 
 def link(  # noqa: C901 (a call inside this nest would make it ten times slower, compiled)
-    codes, first, visit, node_of, chains, ranks, posts, lengths, n_stages, slices, table, empty,
-    keep, need_of_kind, offset_of, step_of, source_of, source_kinds, source_shifts,
+    codes, first, visit, node_of, chains, ranks, posts, lengths, slices, table, empty,
+    keep, need_of_kind, offset_of, step_of, source_of, source_cells,
     need_starts, needs, source, target, crosses,
 ):  # fmt: skip
     """Writes what every node waits for; returns the numbers of edges, open needs and late ones.
@@ -79,24 +79,26 @@ def link(  # noqa: C901 (a call inside this nest would make it ten times slower,
     order implies are left out unless `keep`. Late: a source that stands behind in the same chain.
     """
     m, e, n_open, n_late = len(lengths), 0, 0, 0
-    cells, n_serial = n_stages * m, len(first) - 1 - len(posts)
+    n_serial = len(first) - 1 - len(posts)
     for chain in range(len(chains) - 1):
         top, last = chains[chain], chains[chain + 1]
         for i in range(top, last):
             for v in range(first[i], first[i + 1]):
                 a = visit[v] if len(visit) else v
-                kind, stage, mb = kinds_of(codes[a]), stages_of(codes[a]), mbs_of(codes[a])
-                if mb >= m or stage >= lengths[mb]:
+                code = codes[a]
+                kind, stage, mb = kinds_of(code), stages_of(code), mbs_of(code)
+                length = lengths[mb] if mb < m else 0
+                if stage >= length:
                     continue
+                here = stage * m + mb
                 for need in range(need_of_kind[kind], need_of_kind[kind + 1]):
                     wanted, step, j = stage + offset_of[need], step_of[need], empty
-                    if not 0 <= wanted < lengths[mb]:
+                    if wanted < 0 or wanted >= length:
                         continue
                     if step != 0 and not 0 <= mb % slices + step < slices:
                         continue
                     for s in range(source_of[need], source_of[need + 1]):
-                        cell = source_kinds[s] * cells + (stage + source_shifts[s]) * m + mb + step
-                        j = table[cell]
+                        j = table[here + source_cells[s]]
                         if j != empty:
                             break
                     if j == empty:

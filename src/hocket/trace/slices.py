@@ -104,6 +104,8 @@ def nanoseconds(timeline: Timeline, ticks: Array) -> Array:
         raise UsageError(f"times up to {largest:.3g} ns do not fit a trace; check the unit")
     if not timeline.ticks.exact:
         return np.floor(ticks * factor + 0.5).astype(np.int64)
+    if scale == 1:
+        return ticks * factor
     whole, rest = np.divmod(ticks, scale)
     if 2 * scale * factor + scale >= 2**63:
         rest = rest.astype(object)  # Python's integers: slow, and still exact

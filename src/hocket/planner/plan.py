@@ -1,0 +1,391 @@
+"""From a request to a plan: candidates, search, bound, and why the others lose.
+
+Imports variants, search, bound, simulator, checker.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from concurrent.futures import Executor, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket.checker import check
+from hocket.costs import Costs, Number
+from hocket.errors import CostError, PlanError, ScheduleError
+from hocket.ir import Array, Placement, Queue, Schedule
+from hocket.planner.bound import Bound, best_bound
+from hocket.planner.problem import Problem
+from hocket.planner.request import SHAPES, Entrant, Plan, Request, limits
+from hocket.planner.search import Arena, Found, Search
+from hocket.planner.variants import Variant, named, stage_costs, variants
+from hocket.simulator import simulate
+from hocket.timeline import Timeline
+
+_FOR_NAMES = 0.3  # share of the time limit after which no more options of named schedules are tried
+
+
+class Progress(NamedTuple):
+    """What a search has reached: seconds, the best value, the variant it looks at."""
+
+    seconds: float
+    value: Number
+    what: str
+
+
+Watcher = Callable[[Progress], None]
+
+
+def plan(request: Request, *, progress: Watcher | None = None) -> Plan:
+    """The best schedule found for a request, with its bound and its competitors.
+
+    progress: called between rounds of search; an interrupt (Ctrl-C) ends the search there, and the
+    best so far is the answer.
+
+    Raises: PlanError where nothing fits, naming the nearest settings and what they need.
+    """
+    return _Planning(request, progress).run()
+
+
+@dataclass(eq=False)
+class _Contest:
+    """A variant in the race: its bound, the orders to begin from, and its search."""
+
+    variant: Variant
+    bound: Bound
+    search: Search
+    by: str
+
+    @property
+    def value(self) -> Number:
+        return self.variant.problem.ticks.value(self.search.best.cost)
+
+
+@dataclass(eq=False)
+class _Planning:
+    """State of one call of `plan`."""
+
+    request: Request
+    progress: Watcher | None
+    entrants: list[Entrant] = field(default_factory=list)
+    schedules: list[tuple[Number, Schedule, Costs, str]] = field(default_factory=list)
+    history: list[tuple[float, Number]] = field(default_factory=list)
+    began: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self.began
+
+    def run(self) -> Plan:
+        request = self.request
+        choices = list(variants(request))
+        if request.named:
+            self._enter_named({(c.p, frozenset(c.placement.paths)) for c in choices})
+        contests = self._contests(choices)
+        if not contests and not self.schedules:
+            raise PlanError(_nothing_fits(request, choices, self.entrants))
+        self._note(contests, "candidates")
+        if request.search and contests:
+            self._race(contests)
+        return self._answer(contests)
+
+    # --- candidates ---------------------------------------------------------------------
+
+    def _enter_named(self, placements: set[tuple[int, frozenset[tuple[Queue, ...]]]]) -> None:
+        """Every registered schedule that the request allows, simulated.
+
+        After a third of the time limit no more options are tried.
+        """
+        for name, p, v, made in named(self.request):
+            if ":" in name and self.seconds > self.request.time_limit * _FOR_NAMES:
+                break
+            if isinstance(made, str):
+                self.entrants.append(_absent(name, p, v, made))
+            elif not any(queue.stream for queue in made.queues):
+                known = (p, frozenset(made.placement.paths)) in placements
+                known |= len(made.placement.paths) > 2 and "mirrored" in self.request.shapes
+                self.entrants.append(self._entrant(name, made, v, known))
+
+    def _entrant(self, name: str, made: Schedule, v: int, known: bool) -> Entrant:
+        request = self.request
+        copies = made.placement.weight_copies
+        barred = _barred(request, made, known)
+        if barred:
+            return _absent(name, made.p, v, barred)
+        try:
+            costs = stage_costs(request.costs, made.p, v).split(1, made.placement.slices)
+            timeline = simulate(made, costs)
+        except (CostError, ScheduleError) as error:
+            return _absent(name, made.p, v, str(error).splitlines()[0])
+        value = measure(timeline, costs, request.objective)
+        why = _over(request, timeline, v)
+        if not why:
+            self.schedules.append((value, made, costs, name))
+        return Entrant(
+            name=name, p=made.p, v=v, weights=copies, makespan=timeline.makespan,
+            span=timeline.span, value=None if why else value, in_flight=_flight(timeline, v),
+            peak_bytes=max(r.peak_bytes for r in timeline.ranks), why=why,
+        )  # fmt: skip
+
+    def _contests(self, choices: list[Variant]) -> list[_Contest]:
+        """The variants that fit, with what list scheduling and the named ones give them."""
+        out = []
+        for variant in choices:
+            asked = variant.problem
+            arena = Arena(asked, self.request.objective)
+            seeds: list[Array] = []
+            for _, made, _, _ in self.schedules:
+                order = asked.order_of(made)
+                if order is not None:
+                    seeds.append(order)
+            starts = arena.starts(seeds)
+            if not starts:
+                self.entrants.append(_absent(variant.name, variant.p, variant.v, lacking(variant)))
+                continue
+            bound = best_bound(asked, self.request.objective)
+            goal = float(bound.value) * (asked.ticks.scale if asked.ticks.exact else 1)
+            search = Search(arena, starts, goal=goal + 1e-6, seed=self.request.seed)
+            out.append(_Contest(variant, bound, search, "list scheduling"))
+        return out
+
+    # --- the race -----------------------------------------------------------------------
+
+    def _race(self, contests: list[_Contest]) -> None:
+        """Rounds for those that can still win; the slower half leaves after each lap."""
+        threads = self.request.threads or os.cpu_count() or 1
+        workers = ThreadPoolExecutor(threads)
+        try:
+            self._laps(contests, workers)
+        except KeyboardInterrupt:
+            pass
+        finally:
+            workers.shutdown(wait=True, cancel_futures=True)
+
+    def _laps(self, contests: list[_Contest], workers: Executor) -> None:
+        field_ = sorted(contests, key=lambda c: float(c.value))
+        rounds = self.request.rounds
+        for lap in range(rounds):
+            best = min([float(c.value) for c in contests] + [float(x[0]) for x in self.schedules])
+            field_ = [c for c in field_ if not c.search.done and float(c.bound.value) < best]
+            if not field_:
+                return
+            for contest in field_:
+                if self.seconds > self.request.time_limit:
+                    return
+                if contest.search.round(workers):
+                    contest.by = "search"
+                self._note(contests, contest.variant.name)
+            field_.sort(key=lambda c: float(c.value))
+            if lap % 2 and len(field_) > 1:
+                field_ = field_[: (len(field_) + 1) // 2]
+
+    def _note(self, contests: list[_Contest], what: str) -> None:
+        values = [c.value for c in contests] + [x[0] for x in self.schedules]
+        best = min(values, key=float)
+        if not self.history or best < self.history[-1][1]:
+            self.history.append((self.seconds, best))
+        if self.progress is not None:
+            self.progress(Progress(self.seconds, best, what))
+
+    # --- the answer ---------------------------------------------------------------------
+
+    def _answer(self, contests: list[_Contest]) -> Plan:
+        request = self.request
+        finalists = [*self.schedules]
+        for c in contests:
+            made = c.variant.problem.schedule(c.search.best.order, "planned")
+            value = measure(simulate(made, c.variant.costs), c.variant.costs, request.objective)
+            finalists.append((value, made, c.variant.costs, c.by))
+            self.entrants.append(self._searched(c, made, value))
+        weights = {id(x[1]): x[1].placement.weight_copies for x in finalists}
+        value, made, costs, by = min(finalists, key=lambda x: (float(x[0]), weights[id(x[1])]))
+        check(made).raise_if_bad()
+        timeline = simulate(made, costs)
+        bound = self._bound_of(made, contests, value)
+        floor = min([c.bound for c in contests] + [bound], key=lambda b: float(b.value))
+        if floor.value > value:  # a slot of two actions may be faster than its parts
+            floor = bound
+        return Plan(
+            request=request, schedule=made, costs=costs, value=value, makespan=timeline.makespan,
+            span=timeline.span, bound=bound, floor=floor, found_by=by,
+            entrants=tuple(_ranked(self.entrants, value, by, request)),
+            history=tuple(self.history), seconds=self.seconds,
+        )  # fmt: skip
+
+    def _searched(self, contest: _Contest, made: Schedule, value: Number) -> Entrant:
+        timeline = simulate(made, contest.variant.costs)
+        why = ""
+        if float(contest.bound.value) >= float(value):
+            why = "optimal for its placement"
+        return Entrant(
+            name=f"{contest.by}: {contest.variant.name}", p=made.p, v=contest.variant.v,
+            weights=made.placement.weight_copies, makespan=timeline.makespan, span=timeline.span,
+            value=value, in_flight=_flight(timeline, contest.variant.v),
+            peak_bytes=max(r.peak_bytes for r in timeline.ranks), why=why,
+        )  # fmt: skip
+
+    def _bound_of(self, made: Schedule, contests: list[_Contest], value: Number) -> Bound:
+        """The bound of the placement of the answer."""
+        for c in contests:
+            same = c.variant.placement == made.placement
+            if same and c.variant.problem.order_of(made) is not None:
+                return c.bound
+        from hocket.bounds import lower_bounds
+
+        if self.request.objective == "makespan":
+            costs = stage_costs(self.request.costs, made.p, made.placement.n_stages // made.p)
+            costs = costs.split(1, made.placement.slices)
+            return max(lower_bounds(made, costs), key=lambda b: float(b.value))
+        return Bound(0, "no bound of a span with slots of two actions")
+
+
+# --- measures ------------------------------------------------------------------------------------
+
+
+def measure(timeline: Timeline, costs: Costs, objective: str) -> Number:
+    """The value of an objective."""
+    if objective == "makespan":
+        return timeline.makespan
+    if objective == "span":
+        return timeline.span
+    return period(timeline.schedule, costs)
+
+
+def period(schedule: Schedule, costs: Costs, repeats: int = 4) -> Number:
+    """Time from one step to the next when the order repeats without a barrier."""
+    ends = [simulate(repeated(schedule, n), costs).makespan for n in (repeats - 1, repeats)]
+    return ends[1] - ends[0]
+
+
+def repeated(schedule: Schedule, times: int) -> Schedule:
+    """The order several times over, each with microbatches of its own."""
+    from hocket.ir import Line, encode, join, kinds_of, mbs_of, stages_of
+
+    lines = []
+    placement = schedule.placement
+    for q in range(len(schedule.queues)):
+        a, b = int(schedule.starts[q]), int(schedule.starts[q + 1])
+        codes = schedule.codes[schedule.slots[a] : schedule.slots[b]]
+        widths = schedule.widths[a:b]
+        parts = []
+        for i in range(times):
+            mbs = mbs_of(codes) + i * placement.m
+            parts.append(Line(encode(kinds_of(codes), stages_of(codes), mbs), widths))
+        lines.append(join(*parts))
+    longer = Placement(placement.paths, placement.path_of * times, placement.slices)
+    queues = dict(zip(schedule.queues, lines, strict=True))
+    return Schedule.from_lines(schedule.name, longer, queues)
+
+
+# --- why not -------------------------------------------------------------------------------------
+
+
+def _absent(name: str, p: int, v: int, why: str) -> Entrant:
+    return Entrant(name, p, v, 0.0, None, None, None, None, None, why)
+
+
+def _flight(timeline: Timeline, v: int) -> float:
+    """The fullest rank, in microbatches of a rank's whole share."""
+    slices = timeline.schedule.placement.slices
+    return max(r.peak_in_flight for r in timeline.ranks) / v / slices
+
+
+def _barred(request: Request, made: Schedule, known: bool) -> str:
+    """Why the request does not allow a schedule; empty where it does."""
+    copies, slices = made.placement.weight_copies, made.placement.slices
+    if copies > request.copies:
+        return f"needs {copies:g} copies of the weights; allowed: {request.copies}"
+    if slices > request.slices:
+        return f"cuts sequences into {slices} slices; allowed: {request.slices}"
+    if request.split is not None and made.has_split_backward != request.split:
+        return f"{'splits' if made.has_split_backward else 'does not split'} the backward"
+    return "" if known else "its placement is not among those asked for"
+
+
+def _over(request: Request, timeline: Timeline, v: int) -> str:
+    """Why a schedule does not fit the limits; empty where it does."""
+    p = timeline.schedule.p
+    slices = timeline.schedule.placement.slices
+    pairs, given = limits(request.in_flight, p, "in_flight"), limits(request.memory, p, "memory")
+    out = []
+    for rank in timeline.ranks:
+        if pairs is not None and rank.peak_in_flight > float(pairs[rank.rank]) * v * slices + 1e-9:
+            held = rank.peak_in_flight / v / slices
+            excess = held / float(pairs[rank.rank])
+            out.append((excess, f"holds {held:g} in flight on rank {rank.rank}; the limit is "
+                        f"{float(pairs[rank.rank]):g}"))  # fmt: skip
+        if given is not None and rank.peak_bytes > float(given[rank.rank]) * (1 + 1e-9):
+            excess = rank.peak_bytes / float(given[rank.rank])
+            out.append((excess, f"needs {rank.peak_bytes:g} bytes on rank {rank.rank}; the limit "
+                        f"is {float(given[rank.rank]):g}"))  # fmt: skip
+    return max(out)[1] if out else ""
+
+
+def least(problem: Problem) -> Array:
+    """The memory that each queue needs at least: one microbatch after the other."""
+    return np.array(problem.peaks(Arena(problem).serial()))
+
+
+def lacking(variant: Variant) -> str:
+    """Which rank cannot hold even one microbatch, and what it needs."""
+    need, cap = least(variant.problem), variant.problem.cap
+    worst = int(np.argmax(need - cap))
+    what, v = "bytes beside the static ones", 1
+    if (
+        variant.problem.take[variant.problem.kind == 0].max() == 1
+        and variant.costs.bytes.activation == 0
+    ):
+        what, v = "in flight", variant.v
+    return (
+        f"one microbatch alone needs {need[worst] / v:g} {what} on rank {worst}; "
+        f"there is room for {max(0.0, float(cap[worst])) / v:.6g}"
+    )
+
+
+def _nothing_fits(request: Request, choices: list[Variant], entrants: list[Entrant]) -> str:
+    """What was tried, and what the nearest settings need."""
+    lines = [f"nothing fits p={request.p} m={request.m} under the limits"]
+    near = sorted(choices, key=_excess)[:3]
+    lines += [f"  nearest: {v.name}: {lacking(v)}" for v in near]
+    if not near:
+        lines.append(
+            f"  no placement of {', '.join(request.shapes)} exists for v in {request.v} and "
+            f"{request.copies} copies of the weights; there are {', '.join(SHAPES)}"
+        )
+    lines += [f"  {e.name}: {e.why}" for e in entrants if e.value is None and e.makespan][:3]
+    if request.memory is not None:
+        lines.append("  less is held with recomputation, more ranks, or static memory sharded")
+    return "\n".join(lines)
+
+
+def _excess(variant: Variant) -> float:
+    return float((least(variant.problem) - variant.problem.cap).max())
+
+
+def _ranked(entrants: list[Entrant], value: Number, by: str, request: Request) -> list[Entrant]:
+    """Best first; of a name with several options the best; each with why it is not the answer."""
+    best: dict[tuple[str, int, int], Entrant] = {}
+    for e in entrants:
+        key = (e.name if ": " in e.name else e.name.partition(":")[0], e.p, e.v)
+        old = best.get(key)
+        if old is None or _order(e) < _order(old):
+            best[key] = e
+    out = []
+    for e in sorted(best.values(), key=_order):
+        if e.value is not None and not e.why:
+            above = float(e.value) / float(value) - 1 if value else 0.0
+            e = e._replace(why=f"{above:.1%} slower" if above > 0 else "as good")
+        out.append(e)
+    return out
+
+
+def _order(e: Entrant) -> tuple[bool, float, str]:
+    value = e.value if e.value is not None else e.makespan
+    return e.value is None, float("inf") if value is None else float(value), e.name
+
+
+__all__ = ["Found", "Progress", "least", "measure", "period", "plan", "repeated"]

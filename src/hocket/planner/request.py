@@ -1,0 +1,173 @@
+"""What is asked of the planner, and what it answers, as plain data.
+
+Imports ir, costs, errors, bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from hocket.bounds import Bound
+from hocket.costs import Costs, Number
+from hocket.errors import UsageError
+from hocket.ir import Placement, Schedule, linear, looped, mirrored, vshape, wave
+
+Limit = Number | tuple[Number, ...] | None
+
+OBJECTIVES = {
+    "makespan": "first start to last end: steps meet at a barrier",
+    "span": "the longest any rank takes from its first start to its last end: steps overlap, the "
+    "optimiser step is validated afterwards",
+    "period": "from one step to the next when the same order repeats without a barrier",
+}
+
+
+class Shape(NamedTuple):
+    """A family of placements: for which v it exists, its weight copies, and how it is made."""
+
+    exists: Callable[[int, int], bool]
+    copies: int
+    make: Callable[[int, int, int], Placement]
+
+
+SHAPES: dict[str, Shape] = {
+    "linear": Shape(lambda p, v: v == 1, 1, lambda p, m, v: linear(p, m)),
+    "looped": Shape(lambda p, v: v > 1 and p > 1, 1, looped),
+    "v": Shape(lambda p, v: v == 2, 1, lambda p, m, v: vshape(p, m)),
+    "wave": Shape(lambda p, v: v > 2 and v % 2 == 0, 1, wave),
+    "mirrored": Shape(
+        lambda p, v: v == 1 and p % 2 == 0, 2,
+        lambda p, m, v: mirrored(p, [mb % 2 for mb in range(m)]),
+    ),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Request:
+    """A question to the planner.
+
+    p: ranks, one number or several to choose from. m: microbatches. costs: of 1/p of the model
+    for each rank (a stage of v takes 1/v), or one value a stage where a list has p * v of them.
+    memory: limit in bytes of each rank, static ones included; in_flight: limit in microbatches
+    of a rank's whole share of the model (a stage of v counts 1/v); numbers, or one a rank.
+    shapes, v, copies: placements that may be used, stages per rank, most copies of the weights.
+    slices: most parts of a sequence. split: backward as I and W (True), whole (False), or either
+    (None). named: also the registered schedules. recompute: what may be computed again instead of
+    held, see `recompute.py`. search: look for orders beyond the registered and listed ones.
+    objective: a key of OBJECTIVES.
+    time_limit: seconds; rounds: the most rounds of search (the answer depends on these and the
+    seed alone if the time suffices). solver: prove or improve with OR-tools where it is small.
+    """
+
+    p: int | tuple[int, ...]
+    m: int
+    costs: Costs = field(default_factory=Costs)
+    memory: Limit = None
+    in_flight: Limit = None
+    shapes: tuple[str, ...] = ("linear", "looped", "v", "wave")
+    v: tuple[int, ...] = (1, 2, 4)
+    copies: int = 1
+    slices: int = 1
+    split: bool | None = None
+    named: bool = True
+    search: bool = True
+    recompute: tuple[Any, ...] = ()
+    objective: str = "makespan"
+    time_limit: float = 20.0
+    rounds: int = 1000
+    seed: int = 0
+    solver: bool = False
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.objective not in OBJECTIVES:
+            raise UsageError(
+                f"objective is {self.objective!r}; it must be one of {', '.join(OBJECTIVES)}"
+            )
+        unknown = [s for s in self.shapes if s not in SHAPES]
+        if unknown:
+            raise UsageError(f"there is no placement {unknown[0]!r}; there are {', '.join(SHAPES)}")
+        for name, value in (("p", self.p), ("m", self.m), ("v", self.v)):
+            for x in value if isinstance(value, tuple) else (value,):
+                if isinstance(x, bool) or not isinstance(x, int) or x < 1:
+                    raise UsageError(f"{name} is {x!r}; it must be a whole number, 1 or more")
+        for name, value in (("memory", self.memory), ("in_flight", self.in_flight)):
+            for x in value if isinstance(value, tuple) else (value,):
+                if x is not None and not x > 0:
+                    raise UsageError(f"{name} is {x!r}; it must be above 0")
+        if self.time_limit <= 0:
+            raise UsageError(f"time limit is {self.time_limit}; it must be above 0")
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The numbers of ranks to choose from."""
+        return self.p if isinstance(self.p, tuple) else (self.p,)
+
+
+def limits(value: Limit, p: int, what: str) -> tuple[Number, ...] | None:
+    """The limit of each rank, or None.
+
+    Raises: UsageError where a list has another length.
+    """
+    if value is None:
+        return None
+    if isinstance(value, tuple):
+        if len(value) != p:
+            raise UsageError(f"{what} has {len(value)} values, but there are {p} ranks")
+        return value
+    return (value,) * p
+
+
+class Entrant(NamedTuple):
+    """One competitor: what it reaches, and why it is not the answer.
+
+    value: of the objective; None where it cannot be used. in_flight: the fullest rank, in
+    microbatches of a rank's whole share.
+    """
+
+    name: str
+    p: int
+    v: int
+    weights: float
+    makespan: Number | None
+    span: Number | None
+    value: Number | None
+    in_flight: float | None
+    peak_bytes: float | None
+    why: str
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The answer: a schedule that fits, its costs per stage, what it reaches and what nothing can.
+
+    bound: of this schedule's placement and kinds; floor: of every placement considered. proven:
+    value is the floor. found_by: where the order comes from. history: (seconds, value) whenever a
+    better one was found. recompute: level of each stage, if any.
+    """
+
+    request: Request
+    schedule: Schedule
+    costs: Costs
+    value: Number
+    makespan: Number
+    span: Number
+    bound: Bound
+    floor: Bound
+    found_by: str
+    entrants: tuple[Entrant, ...]
+    history: tuple[tuple[float, Number], ...]
+    seconds: float
+    recompute: tuple[str, ...] = ()
+
+    @property
+    def gap(self) -> float:
+        """How far the value is above the bound of its placement, as a share of the bound."""
+        return float(self.value) / float(self.bound.value) - 1 if self.bound.value else 0.0
+
+    @property
+    def proven(self) -> bool:
+        """True when no placement considered can be better."""
+        return self.value <= self.floor.value

@@ -1,0 +1,285 @@
+"""Orders from list scheduling under many policies, and better ones by moves within queues.
+
+Imports problem, compiled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket.ir import Array, Kind
+from hocket.planner.compiled import kernels
+from hocket.planner.problem import Problem
+
+_INF = 1e300
+_LARGE = 2000  # actions from which on policies do more than moves
+
+
+class Found(NamedTuple):
+    """An order and its cost in ticks."""
+
+    cost: float
+    order: Array
+
+
+class Policy(NamedTuple):
+    """A list scheduling rule: penalties, in units of the mean action, and a soft limit.
+
+    forward, weight: how much later than a backward a forward and a W may be preferred; deep:
+    preference for deeper stages; urgent: how much sooner W is taken when memory is full; eager:
+    forwards that a stage may be ahead, as a factor of those that fill its round trip (None: any).
+    """
+
+    forward: float = 0.0
+    weight: float = 0.0
+    deep: float = 0.0
+    urgent: float = 0.0
+    eager: float | None = None
+
+
+POLICIES = tuple(
+    Policy(forward, weight, deep, urgent, eager)
+    for eager in (None, 0.5, 0.75, 0.97, 1.0, 1.03)
+    for forward, weight in ((0.01, 0.02), (0.01, 0.3), (-0.01, 0.02), (0.3, 0.6), (0.01, 1.0))
+    for deep in (0.001, -0.001)
+    for urgent in ((0.0, 1.0) if weight > 0.1 else (0.0,))
+)
+
+
+def changed(policy: Policy, rng: np.random.Generator) -> Policy:
+    """The policy with one or two of its numbers moved."""
+    values = policy._asdict()
+    for _ in range(int(rng.integers(1, 3))):
+        name = Policy._fields[int(rng.integers(len(Policy._fields)))]
+        step = float(rng.normal() * rng.choice([0.02, 0.2, 1.0]))
+        if name == "eager":
+            step *= 0.1
+            values[name] = 1.0 + step if values[name] is None else max(0.01, values[name] + step)
+        else:
+            values[name] += step
+    return Policy(**values)
+
+
+@dataclass(frozen=True, eq=False)
+class Arena:
+    """One problem made ready for the kernel."""
+
+    problem: Problem
+    objective: str = "makespan"
+
+    @property
+    def span(self) -> bool:
+        """True when queues are timed from their own first start."""
+        return self.objective != "makespan"
+
+    @cached_property
+    def unit(self) -> float:
+        """Mean duration of an action, in ticks."""
+        return float(self.problem.dur.mean())
+
+    def cost(self, order: Array) -> float:
+        """Makespan or span of an order in ticks; infinite where it cannot run or does not fit."""
+        return self.anneal(order, moves=0, hot=1.0, cold=1.0, goal=-1.0, seed=1).cost
+
+    def anneal(
+        self, order: Array, *, moves: int, hot: float, cold: float, goal: float, seed: int
+    ) -> Found:
+        """The best order found from this one; temperatures in units of the mean action."""
+        p = self.problem
+        best, info = np.zeros_like(order), np.zeros(1, dtype=np.int64)
+        if any(a > b for a, b in zip(p.peaks(order), p.cap, strict=True)):
+            return Found(_INF, order)
+        unit = max(self.unit, 1e-12)
+        cost = kernels().anneal(
+            order, p.queues, p.queue_of, p.base, p.dur, p.needs, p.need, p.delay, p.own, p.take,
+            p.free, p.cap, p.tail, self.span, hot * unit, cold * unit, moves, goal, seed, best,
+            info,
+        )  # fmt: skip
+        return Found(_INF, order) if cost < 0 else Found(float(cost), best)
+
+    @cached_property
+    def _tables(self) -> tuple[Array, ...]:
+        """first, closes, partner, wakes, types_of, n_types_of, head_room of the list scheduler."""
+        p = self.problem
+        first = p.kind == Kind.F
+        closes = (p.kind == Kind.B) | (p.kind == Kind.W)
+        back = {
+            (int(p.path[t]), int(p.stage[t])): t
+            for t in range(p.n_types)
+            if p.kind[t] in (Kind.B, Kind.I)
+        }
+        partner = np.array([back[int(a), int(s)] for a, s in zip(p.path, p.stage, strict=True)])
+        queues = len(p.queues) - 1
+        mine = [np.flatnonzero(p.queue_of == q) for q in range(queues)]
+        types_of = np.zeros((queues, max(map(len, mine))), dtype=np.int64)
+        for q, types in enumerate(mine):
+            types_of[q, : len(types)] = types
+        wakes = np.full((p.n_types, 4), -1, dtype=np.int64)
+        for t in range(p.n_types):
+            waiting = {int(p.queue_of[b]) for a, b, _ in p.arcs if a == t}
+            wakes[t, : len(waiting)] = sorted(waiting)
+        more = np.where(first, 0.0, np.maximum(p.take, p.take - p.free))
+        head_room = np.array([more[types].max(initial=0.0) for types in mine])
+        n_types = np.array([len(x) for x in mine], dtype=np.int64)
+        return first, closes, partner, wakes, types_of, n_types, head_room
+
+    @cached_property
+    def _round_trip(self) -> Array:
+        """Actions like its own between each forward and its backward, `[type]`; 0 for others."""
+        p = self.problem
+        partner = self._tables[2]
+        way = p.head[partner] - p.head
+        return np.where((p.kind == Kind.F) & (p.dur > 0), way / np.maximum(p.dur, 1e-12), 0.0)
+
+    def listed(self, policy: Policy) -> Array | None:
+        """The order of the list scheduler under a policy; None where it stops."""
+        p = self.problem
+        depth = p.stage / max(1, int(p.stage.max()))
+        bias = np.where(p.kind == Kind.F, policy.forward, 0.0)
+        bias = bias + np.where(p.kind == Kind.W, policy.weight, 0.0) - policy.deep * depth
+        ahead = np.full(p.n_types, 1 << 40, dtype=np.int64)
+        if policy.eager is not None:
+            ahead = np.maximum(1, np.floor(policy.eager * self._round_trip + 1)).astype(np.int64)
+        return self.dispatched(bias * self.unit, ahead, policy.urgent * self.unit)
+
+    def dispatched(self, bias: Array, ahead: Array, urgent: float) -> Array | None:
+        """The order of the list scheduler with these penalties and limits by type."""
+        p = self.problem
+        first, closes, partner, wakes, types_of, n_types, head_room = self._tables
+        order = np.zeros(p.n, dtype=np.int64)
+        ended = kernels().dispatch(
+            p.queues, p.queue_of, p.path, p.base, p.counts, p.dur, p.needs, p.need, p.delay,
+            p.take, p.free, p.cap, first, closes, partner, wakes, types_of, n_types, head_room,
+            bias, ahead, urgent, order,
+        )  # fmt: skip
+        return order if ended else None
+
+    def serial(self) -> Array:
+        """One microbatch after the other: it fits wherever anything does."""
+        p, order = self.problem, []
+        for q in range(len(p.queues) - 1):
+            types = [t for t in range(p.n_types) if p.queue_of[t] == q]
+            types.sort(key=lambda t: p.head[t])
+            most = max((int(p.counts[t]) for t in types), default=0)
+            order += [t for k in range(most) for t in types if k < p.counts[t]]
+        return np.array(order, dtype=np.int64)
+
+    def starts(self, given: Sequence[Array] = ()) -> list[Found]:
+        """Orders to search from, best first, no cost twice: those given, listed, serial."""
+        found = [Found(self.cost(order), order) for order in (*given, self.serial())]
+        found += [f for _, f in self.policies]
+        return _kept([f for f in found if f.cost < _INF])
+
+    @cached_property
+    def policies(self) -> list[tuple[Policy, Found]]:
+        """Every policy that ends, with its order, best first."""
+        tried = [(policy, self.tried(policy)) for policy in POLICIES]
+        return sorted((x for x in tried if x[1].cost < _INF), key=lambda x: x[1].cost)
+
+    def tried(self, policy: Policy) -> Found:
+        """What a policy gives; infinite where it stops."""
+        order = self.listed(policy)
+        return Found(_INF, np.empty(0)) if order is None else Found(self.cost(order), order)
+
+    def tune(
+        self, known: Sequence[tuple[Policy, Found]], *, trials: int, seed: int
+    ) -> list[tuple[Policy, Found]]:
+        """The best five policies after changing good ones at random."""
+        rng, pool = np.random.default_rng(seed), [*known[:5]]
+        for _ in range(trials if pool else 0):
+            policy = changed(pool[int(rng.integers(len(pool)))][0], rng)
+            found = self.tried(policy)
+            if found.cost <= pool[-1][1].cost or len(pool) < 5:
+                pool = sorted([*pool, (policy, found)], key=lambda x: x[1].cost)[:5]
+        return pool
+
+
+class Chain(NamedTuple):
+    """One annealing: where it begins, its temperatures in units of the mean action."""
+
+    start: Array
+    hot: float
+    cold: float
+    seed: int
+
+
+# Temperatures of a round's chains: from gentle repair of a good start to a wide search.
+HEATS = ((0.15, 0.03), (0.3, 0.04), (0.06, 0.02), (0.5, 0.05))
+
+
+class Search:
+    """Rounds of annealing on one problem; the same for the same seed on any number of threads."""
+
+    def __init__(self, arena: Arena, starts: Sequence[Found], *, goal: float, seed: int) -> None:
+        self.arena, self.goal, self.seed = arena, goal, seed
+        self._pool = _kept(starts)
+        self._turn = 0
+        self._moves = first_moves(arena.problem.n)
+        self._policies = arena.policies
+
+    @property
+    def best(self) -> Found:
+        """The best order so far."""
+        return self._pool[0]
+
+    @property
+    def done(self) -> bool:
+        """True when nothing better exists."""
+        return self.best.cost <= self.goal
+
+    def round(self, workers: Executor) -> bool:
+        """Runs four chains; True when a better order was found. They grow while none is."""
+        jobs = [
+            workers.submit(
+                self.arena.anneal, c.start, moves=self._moves, hot=c.hot, cold=c.cold,
+                goal=self.goal, seed=c.seed,
+            )
+            for c in _chains(self._pool, self.seed, self._turn)
+        ]  # fmt: skip
+        before, found = self.best.cost, []
+        n = self.arena.problem.n
+        if self._turn < 3 or n > _LARGE:
+            self._policies = self.arena.tune(
+                self._policies, trials=_trials(n), seed=self.seed * 31 + self._turn
+            )
+            found = [f for _, f in self._policies]
+        self._pool = _kept([*self._pool, *(job.result() for job in jobs), *found])
+        self._turn += 1
+        better = self.best.cost < before
+        if not better:
+            self._moves = min(self._moves * 5 // 3, 50 * first_moves(self.arena.problem.n))
+        return better
+
+
+def _trials(n: int) -> int:
+    """Policies that a round tries."""
+    return max(5, min(200, (3_000_000 if kernels().compiled else 30_000) // n))
+
+
+def first_moves(n: int) -> int:
+    """Moves of a first round's chain: about a quarter of a second on one core."""
+    return max(2000, min(200_000, 60_000_000 // n)) if kernels().compiled else max(50, 200_000 // n)
+
+
+def _chains(pool: Sequence[Found], seed: int, turn: int) -> list[Chain]:
+    """Four chains: from the best two of the pool, one that walks down it, and the last."""
+    picks = (0, min(1, len(pool) - 1), turn % len(pool), len(pool) - 1)
+    return [
+        Chain(pool[i].order, *HEATS[(j + turn) % len(HEATS)], seed * 7919 + turn * 101 + j + 1)
+        for j, i in enumerate(picks)
+    ]
+
+
+def _kept(pool: Sequence[Found], most: int = 8) -> list[Found]:
+    """The best of the pool, one of each cost, and the worst one that was there from the start."""
+    by_cost: dict[float, Found] = {}
+    for found in pool:
+        by_cost.setdefault(found.cost, found)
+    kept = [by_cost[c] for c in sorted(by_cost)]
+    return [*kept[: most - 1], *kept[-1:]] if len(kept) > most else kept
