@@ -1,5 +1,6 @@
 """Exported schedules run by torch's own runtime train as one process does."""
 
+import os
 import pickle
 
 import pytest
@@ -40,7 +41,8 @@ def runs(tmp_path_factory):
     """Everything in one launch, also where two workers share the tests."""
     from filelock import FileLock
 
-    shared = tmp_path_factory.getbasetemp().parent / "torch-runs.pickle"
+    base = tmp_path_factory.getbasetemp()
+    shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "torch-runs.pickle"
     with FileLock(f"{shared}.lock"):
         if not shared.exists():
             jobs = {"run_cases": CASES, "run_deferred": list(DEFERRED)}

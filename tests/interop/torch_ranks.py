@@ -36,6 +36,13 @@ class Case(NamedTuple):
     overlap: bool = False
 
 
+class Profiled(NamedTuple):
+    """One profiled run. by: "torch" or "hocket"."""
+
+    sched: str
+    by: str
+
+
 class Outcome(NamedTuple):
     """The largest error of a gradient, and torch's own dumps of both forms."""
 
@@ -133,7 +140,7 @@ def _on_groups(cases, folder, run):
     out = {}
     twos = 0
     for number, case in enumerate(cases):
-        p = loads(case.sched).p if isinstance(case, Case) else case[1]
+        p = case[1] if isinstance(case[1], int) else loads(case.sched).p
         group = pairs[twos % 2] if p == 2 else groups[p]
         twos += p == 2
         if dist.get_rank(group) >= 0:
@@ -269,6 +276,67 @@ def _run_deferred(case, group, path):
         import_csv(text).schedule, stages, mean_square, m, receives="late", overlap=True
     )
     return error, compared(safe, stages, n, m)[0], text
+
+
+def run_profiled(cases: list[tuple[str, str]], folder: str) -> dict[int, tuple]:
+    """(a `.sched` text, "torch" or "hocket") each: three steps of sleeping stages, profiled.
+
+    Returns: the Chrome JSON of this rank, and start and end of each step by its own clock, in ns.
+    """
+    return _on_groups([Profiled(*case) for case in cases], folder, _run_profiled)
+
+
+STEPS, WORK = 3, 0.008
+
+
+def _run_profiled(case, group, path):
+    import time
+
+    import torch
+    from torch import distributed as dist
+    from torch.distributed.pipelining import PipelineStage
+    from torch.profiler import ProfilerActivity, profile
+
+    from hocket.demo import sleep
+    from hocket.runtime import Pipeline
+    from hocket.runtime.torch_runtime import torch_schedule
+
+    text, by = case
+    s = loads(text)
+    n, held = s.placement.n_stages, s.placement.stages_of_rank[group.rank()]
+    x, y = sleep.batch(0, s.m)
+    modules = {stage: sleep.build(stage, n, f=WORK, i=WORK, w=WORK) for stage in held}
+    if by == "hocket":
+        pipe = Pipeline(s, modules, sleep.loss, group=group, timeout=20.0)
+
+        def step():
+            pipe.step(x, y)
+    else:
+        example = x[:1]
+        stages = [
+            PipelineStage(
+                module, stage, n, torch.device("cpu"),
+                input_args=(example.clone().requires_grad_(stage > 0),),
+                output_args=(example.clone().requires_grad_(),), group=group,
+            )
+            for stage, module in modules.items()
+        ]  # fmt: skip
+        runtime = torch_schedule(s, stages, sleep.loss)
+
+        def step():
+            runtime.step(*([x] if 0 in held else []), target=y if n - 1 in held else None)
+
+    step()
+    clocks = []
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        for _ in range(STEPS):
+            dist.barrier(group)
+            begin = time.time_ns()
+            step()
+            clocks.append((begin, time.time_ns()))
+    file = path.with_suffix(".json")
+    profiler.export_chrome_trace(str(file))
+    return file.read_text(), clocks
 
 
 if __name__ == "__main__":

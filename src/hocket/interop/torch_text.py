@@ -184,3 +184,9 @@ def torch_reads(item: Item) -> str | None:
 def slots_of(row: Sequence[Item]) -> list[tuple[Action, ...]]:
     """The slots of one rank: every item with actions."""
     return [item.actions for item in row if item.actions]
+
+
+def read_word(word: str) -> Item | None:
+    """The item that a word stands for; None where it is none."""
+    found = _item(word)
+    return None if isinstance(found, str) else found
