@@ -5,7 +5,7 @@
 
 const FEW_PIXELS = 4;
 const LABEL = 0.6; // width of a digit, in font sizes
-const ARROWS_FROM = 18; // pixels of a tile from which on messages are drawn as arrows
+const ARROWS_FROM = 30; // pixels of a tile from which on messages are drawn as arrows
 const MOST_ARROWS = 3000;
 
 function paint(app, surface) {

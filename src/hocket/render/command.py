@@ -1,0 +1,115 @@
+"""The commands `hocket view` and `hocket explain`: from parsed words to a page, or to text.
+
+Imports answers, page, serve and explain inside the functions that need them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hocket.errors import UsageError
+
+if TYPE_CHECKING:
+    from hocket.costs import Costs
+    from hocket.ir import Schedule
+    from hocket.render.answers import Given
+
+
+def view_command(args: argparse.Namespace) -> int:
+    """Writes the page (--output), or serves it until Ctrl-C; returns the exit status.
+
+    `args.schedule` is built, `args.costs` a path or None.
+    """
+    from hocket.render.answers import Given
+
+    given = Given(
+        schedule=args.schedule,
+        costs=args.costs,
+        limit=args.memory,
+        beside=None if args.beside is None else _other(args.beside, args.schedule),
+    )
+    if args.output is None:
+        return _serve(given, args)
+    text = _page(given)
+    try:
+        Path(args.output).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{args.output}: cannot be written: {error.strerror}") from None
+    if getattr(args, "json", False):
+        print(json.dumps({"page": args.output, "bytes": len(text.encode())}))
+    else:
+        print(f"page: {args.output} ({len(text.encode()) / 1000:.0f} kB; open it in a browser)")
+    return 0
+
+
+def _page(given: Given) -> str:
+    from hocket.render.answers import simulated
+    from hocket.render.page import page
+
+    named = simulated(given.schedule, given.beside, _costs(given.costs))
+    return page(named, limit=given.limit)
+
+
+def _serve(given: Given, args: argparse.Namespace) -> int:
+    from hocket.render.serve import Server
+
+    with Server(given, args.port) as server:
+        if getattr(args, "json", False):
+            print(json.dumps({"url": server.url}), flush=True)
+        else:
+            print(f"{server.url} (Ctrl-C ends it)", flush=True)
+        if not args.no_open:
+            _open(server.url)
+        try:
+            server.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            print(file=sys.stderr)  # the next prompt below the terminal's ^C
+    return 0
+
+
+def _open(url: str) -> None:
+    import webbrowser
+
+    if not webbrowser.open(url):
+        print("hocket: no browser found here; open the address yourself", file=sys.stderr)
+
+
+def _other(word: str, beside: Schedule) -> Schedule:
+    """The schedule of --beside: a file, or a name with options (`interleaved:v=2`)."""
+    from hocket.schedules import build
+    from hocket.text import load
+
+    if word.endswith(".sched") or "/" in word or Path(word).is_file():
+        try:
+            return load(word)
+        except OSError as error:
+            raise UsageError(f"{word}: cannot be read: {error.strerror}") from None
+    from hocket.render.answers import options_of
+
+    name, _, rest = word.partition(":")
+    size = {"p": beside.p, "m": beside.m // beside.placement.slices}
+    return build(name, **{**size, **options_of(rest)})
+
+
+def _costs(path: str | None) -> Costs:
+    from hocket.costs import Costs, load_costs
+
+    return Costs() if path is None else load_costs(path)
+
+
+def explain_command(args: argparse.Namespace) -> int:
+    """Prints where the bubble is, why, and what would help; returns the exit status.
+
+    `args.schedule` is built, `args.costs` a path or None.
+    """
+    from hocket.explain import explain
+    from hocket.simulator import simulate
+
+    costs = _costs(args.costs)
+    told = explain(simulate(args.schedule, costs), costs, limit=args.memory, others=not args.alone)
+    print(json.dumps(told.as_json()) if getattr(args, "json", False) else told)
+    return 0
