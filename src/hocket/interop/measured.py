@@ -5,28 +5,38 @@ Imports costs, graph, ir, timeline; no torch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from hocket.costs import Costs, Number, Ticks
+from hocket.costs import Costs, Number, PerStage, Ticks
 from hocket.graph import graph
 from hocket.ir import COMPUTE, Array, Kind, Queue, Schedule, encode, kinds_of, mbs_of, stages_of
 from hocket.timeline import Timeline
 
 
-def timeline_of(schedule: Schedule, start: Array, end: Array, unit: str = "us") -> Timeline:
-    """The measured timeline of a schedule whose every action has times, `[action]`."""
+def timeline_of(
+    schedule: Schedule,
+    start: Array,
+    end: Array,
+    *,
+    around: tuple[Array, Array] | None = None,
+    unit: str = "us",
+) -> Timeline:
+    """The measured timeline of a schedule whose every action has times, `[action]`.
+
+    around: how long each slot occupies its queue before and after its work, `[slot]` both.
+    """
     g = graph(schedule)
     kinds = kinds_of(schedule.codes)
     delays = np.zeros(len(g.source))
     message = g.crosses & (kinds[g.source] >= Kind.SEND_F)
     delays[message] = end[g.target[message]] - end[g.source[message]]
-    zeros = np.zeros(schedule.n_slots)
+    before, after = around or (np.zeros(schedule.n_slots), np.zeros(schedule.n_slots))
     return Timeline(
-        schedule=schedule, graph=g, start=start, end=end, before=zeros, after=zeros,
+        schedule=schedule, graph=g, start=start, end=end, before=before, after=after,
         delays=delays, ticks=Ticks(1, exact=False), unit=unit, measured=True,
     )  # fmt: skip
 
@@ -170,20 +180,6 @@ class Readings:
             unit=self.unit,
         )  # fmt: skip
 
-    def toml(self, note: str = "") -> str:
-        """A `costs.toml`, the spread of each time as comments."""
-        costs = self.costs()
-        assert costs.lane is not None
-        lines = [f"# {line}".rstrip() for line in note.splitlines()]
-        lines += [f"# {row}" for row in self.rows()]
-        lines.append(f'unit = "{self.unit}"')
-        for name in ("F", "I", "W", "B"):
-            value = getattr(costs, name)
-            lines.append(f"{name} = [{', '.join(_number(x) for x in value)}]")
-        lines.append(f"latency = {_number(costs.latency)}")
-        lines.append(f"lane = {{ recv = {_number(costs.lane[0])}, send = 0 }}")
-        return "\n".join(lines) + "\n"
-
     def rows(self) -> list[str]:
         """One line a time: mean, median, middle half, how many."""
         named = [(f"{k.name} of stage {s}", x) for (k, s), x in sorted(self.actions.items())]
@@ -201,7 +197,28 @@ def _mean(spread: Spread | None) -> float:
 
 
 def _number(value: Number) -> str:
-    return repr(float(f"{float(value):.6g}"))
+    return str(value) if isinstance(value, int) else repr(float(f"{float(value):.6g}"))
+
+
+def costs_toml(costs: Costs, comments: Sequence[str] = ()) -> str:
+    """Costs as the text of a `costs.toml`, the comments above."""
+    lines = [f"# {line}".rstrip() for line in comments]
+    lines.append(f'unit = "{costs.unit}"')
+    for name in ("F", "I", "W", "B"):
+        value: PerStage = costs.whole if name == "B" else getattr(costs, name)
+        text = f"[{', '.join(map(_number, value))}]" if isinstance(value, tuple) else _number(value)
+        lines.append(f"{name} = {text}")
+    if isinstance(costs.FB, Mapping):
+        lines.append(f"FB = {{ scale = {_number(costs.FB['scale'])} }}")
+    else:
+        lines.append(
+            f'FB = "{costs.FB}"' if isinstance(costs.FB, str) else f"FB = {_number(costs.FB)}"
+        )
+    lines.append(f"latency = {_number(costs.latency)}")
+    if costs.lane is not None:
+        receive, send = map(_number, costs.lane)
+        lines.append(f"lane = {{ recv = {receive}, send = {send} }}")
+    return "\n".join(lines) + "\n"
 
 
 def readings(timelines: Sequence[Timeline]) -> Readings:

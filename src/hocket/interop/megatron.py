@@ -1,0 +1,341 @@
+"""Megatron-LM's pipeline layouts and interleaved settings, in and out.
+
+A layout such as `Et*3|(tt|)*29,m|L` says what each stage holds: E the embedding, t a transformer
+layer, m a layer of multi-token prediction, L the loss (with the head). Imports costs, ir,
+schedules and errors.
+
+Source: Megatron-LM, `--pipeline-model-parallel-layout` and
+`--microbatch-group-size-per-virtual-pipeline-stage`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from hocket.costs import Costs, Number
+from hocket.errors import TextError, UsageError
+from hocket.ir import Schedule
+from hocket.schedules import build
+
+LETTERS = "EtmL"
+_NUMBER = re.compile(r"\d+")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What each part takes, in units of a transformer layer."""
+
+    embedding: Number = 0
+    layer: Number = 1
+    mtp: Number = 1
+    loss: Number = 1
+
+    def of(self, stage: str) -> Number:
+        """What a stage takes."""
+        each = {"E": self.embedding, "t": self.layer, "m": self.mtp, "L": self.loss}
+        return sum(each[letter] for letter in stage)
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What Megatron is started with; stage k is on rank k mod p, in its virtual stage k // p."""
+
+    stages: tuple[str, ...]
+    p: int
+    m: int
+    group: int | None = None
+
+    @property
+    def v(self) -> int:
+        """Virtual stages a rank."""
+        return len(self.stages) // self.p
+
+    @property
+    def n_layers(self) -> int:
+        """Transformer layers of the model."""
+        return sum(stage.count("t") for stage in self.stages)
+
+
+@dataclass(frozen=True)
+class MegatronRun:
+    """A schedule with its costs, and what Megatron refuses or does otherwise."""
+
+    schedule: Schedule
+    costs: Costs
+    settings: Settings
+    warnings: tuple[str, ...]
+
+
+# --- the text -----------------------------------------------------------------------------------
+
+
+def read_layout(text: str, source: str = "<layout>") -> tuple[str, ...]:
+    """What each stage holds, `("Ettt", "tt", ...)`.
+
+    `|` parts stages, `x*3` repeats a letter, `(...)*3` what stands in brackets; commas mean
+    nothing; a stage may be empty.
+
+    Raises: TextError, with the place.
+    """
+    reader = _Reader(text.replace(" ", ""), source)
+    expanded = reader.run(0)
+    if reader.at < len(reader.text):
+        raise reader.fault("this bracket closes nothing")
+    return tuple(expanded.split("|"))
+
+
+class _Reader:
+    """Expands a layout from left to right."""
+
+    def __init__(self, text: str, source: str) -> None:
+        self.text, self.source, self.at = text, source, 0
+
+    def fault(self, what: str) -> TextError:
+        shown = f"{self.text[: self.at]}>{self.text[self.at :]}"
+        return TextError(self.source, [(1, f"layout {shown!r}: {what}")])
+
+    def run(self, depth: int) -> str:
+        out = []
+        while self.at < len(self.text) and self.text[self.at] != ")":
+            letter = self.text[self.at]
+            if letter == "(":
+                self.at += 1
+                part = self.run(depth + 1)
+                if self.at == len(self.text):
+                    raise self.fault("a bracket is not closed")
+            elif letter in LETTERS + "|,":
+                part = "" if letter == "," else letter
+            else:
+                raise self.fault(f"expected one of {' '.join(LETTERS)} | ( ) * and numbers")
+            self.at += 1
+            out.append(part * self.times())
+        if self.at < len(self.text) and not depth:
+            raise self.fault("this bracket closes nothing")
+        return "".join(out)
+
+    def times(self) -> int:
+        if self.at == len(self.text) or self.text[self.at] != "*":
+            return 1
+        match = _NUMBER.match(self.text, self.at + 1)
+        if not match:
+            self.at += 1
+            raise self.fault("expected a number after *")
+        self.at = match.end()
+        return int(match[0])
+
+
+def write_layout(stages: Sequence[str]) -> str:
+    """A layout for these stages; `read_layout` gives them back."""
+    shown = [_letters(stage) for stage in stages]
+    parts: list[str] = []
+    at = 0
+    while at < len(shown):
+        alike = next((i for i in range(at, len(shown)) if shown[i] != shown[at]), len(shown)) - at
+        last = at + alike == len(shown)
+        repeated = alike - 1 if last else alike
+        if repeated > 2:
+            parts.append(f"({shown[at]}|)*{repeated}")
+            parts += [shown[at]] if last else []
+        else:
+            parts.append("|".join(shown[at : at + alike]) + ("" if last else "|"))
+        at += alike
+    return "".join(parts)
+
+
+def _letters(stage: str) -> str:
+    runs = [(letter, len(list(same))) for letter, same in groupby(stage)]
+    return "".join(x if n == 1 else x * n if n == 2 else f"{x}*{n}" for x, n in runs)
+
+
+# --- what Megatron takes ------------------------------------------------------------------------
+
+
+def refusals(settings: Settings) -> list[str]:
+    """Why Megatron does not start with these settings; empty where it does."""
+    stages, p, m = settings.stages, settings.p, settings.m
+    whole = "|".join(stages)
+    out = []
+    if len(stages) % p:
+        return [f"{len(stages)} stages do not divide over {p} ranks: give a multiple of {p}"]
+    if whole.count("E") != 1 or not stages[0].startswith("E"):
+        out.append("the embedding E must stand once, at the beginning of the first stage")
+    if whole.count("L") != 1 or not stages[-1].endswith("L"):
+        out.append("the loss L must stand once, at the end of the last stage")
+    if "t" not in whole:
+        out.append("there is no transformer layer t")
+    with_mtp = [k for k, stage in enumerate(stages) if "m" in stage]
+    if any(k % p == 0 and p > 1 for k in with_mtp):
+        out.append("multi-token prediction m must not be on rank 0")
+    if any(k // p != settings.v - 1 for k in with_mtp):
+        out.append("multi-token prediction m must be in the last virtual stage of its rank")
+    if "t" in whole and "m" in whole and whole.index("m") < whole.rindex("t"):
+        out.append("multi-token prediction m must stand behind all layers")
+    group = p if settings.group is None else settings.group
+    if settings.v > 1 and not p <= group <= max(p, m):
+        out.append(f"the microbatch group is {group}; it must be from {p} (ranks) to {m}")
+    if settings.v > 1 and m % group and m % group < p:
+        out.append(
+            f"{m} microbatches in groups of {group} leave {m % group} for the last; that must be "
+            f"0 or at least {p}"
+        )
+    if settings.v > 1 and p == 1:
+        out.append("virtual stages need more than one rank")
+    return out
+
+
+def _remarks(settings: Settings) -> list[str]:
+    """What starts, and surprises."""
+    out = []
+    if settings.v > 1 and settings.p == 2:
+        out.append(
+            "with two ranks both neighbours are the same process; Megatron interleaves there only "
+            "with --overlap-p2p-communication"
+        )
+    if settings.v == 1 and settings.group is not None:
+        out.append("the microbatch group means nothing without virtual stages")
+    empty = [k for k, stage in enumerate(settings.stages) if not stage]
+    if empty:
+        out.append(f"stage {empty[0]} is empty: it only passes messages on")
+    out.append(
+        "--pipeline-model-parallel-layout excludes --account-for-embedding-in-pipeline-split, "
+        "--account-for-loss-in-pipeline-split, --num-layers-per-virtual-pipeline-stage and "
+        "--decoder-first/last-pipeline-num-layers"
+    )
+    return out
+
+
+def megatron_run(
+    layout: str | Sequence[str],
+    *,
+    p: int,
+    m: int,
+    group: int | None = None,
+    weights: Weights | None = None,
+    layer: Costs | None = None,
+) -> MegatronRun:
+    """The schedule that Megatron runs for a layout, with costs per stage.
+
+    group: microbatches that run through one virtual stage before the next
+    (`--microbatch-group-size-per-virtual-pipeline-stage`, left out: p). weights: of embedding,
+    prediction and loss in layers. layer: the costs of one transformer layer, left out 1 each.
+
+    Raises: TextError for a layout that cannot be read, UsageError with all that Megatron refuses.
+    """
+    stages = read_layout(layout) if isinstance(layout, str) else tuple(layout)
+    settings = Settings(stages, p, m, group)
+    refused = refusals(settings)
+    if refused:
+        raise UsageError("Megatron refuses this: " + "; ".join(refused))
+    if settings.v > 1:
+        schedule = build("interleaved", p=p, m=m, v=settings.v, group=group or p)
+    else:
+        schedule = build("1f1b", p=p, m=m)
+    costs = _costs(stages, weights or Weights(), layer or Costs())
+    return MegatronRun(schedule, costs, settings, tuple(_remarks(settings)))
+
+
+def _costs(stages: Sequence[str], weights: Weights, layer: Costs) -> Costs:
+    """The costs of one layer, times what each stage holds."""
+    from dataclasses import replace
+
+    share = [weights.of(stage) for stage in stages]
+
+    def each(name: str) -> tuple[Number, ...]:
+        value = getattr(layer, name)
+        if isinstance(value, tuple):
+            raise UsageError(f"{name} of one layer is a number, not a list of stages")
+        return tuple(x * value for x in share)
+
+    return replace(
+        layer, F=each("F"), I=each("I"), W=each("W"), B=None if layer.B is None else each("B")
+    )
+
+
+def balanced(n_layers: int, n_stages: int, weights: Weights | None = None) -> tuple[str, ...]:
+    """The layout of a model whose fullest stage holds least; earlier stages take what is over."""
+    weights = weights or Weights()
+    first, last = weights.embedding, weights.loss
+    most = _least_fullest(n_layers, n_stages, weights)
+    counts = []
+    left = n_layers
+    for k in range(n_stages):
+        extra = (first if k == 0 else 0) + (last if k == n_stages - 1 else 0)
+        room = int((most - extra) // weights.layer) if weights.layer else left
+        even = -(-left // (n_stages - k))
+        counts.append(left if k == n_stages - 1 else max(0, min(room, even, left)))
+        left -= counts[-1]
+    stages = ["t" * n for n in counts]
+    stages[0] = "E" + stages[0]
+    stages[-1] += "L"
+    return tuple(stages)
+
+
+def _least_fullest(n_layers: int, n_stages: int, weights: Weights) -> Number:
+    """The least that the fullest stage can hold."""
+    if not weights.layer:
+        raise UsageError("a transformer layer must take some time")
+    candidates = sorted(
+        {k * weights.layer + extra
+         for k in range(n_layers + 1)
+         for extra in (0, weights.embedding, weights.loss, weights.embedding + weights.loss)},
+        key=float,
+    )  # fmt: skip
+    for most in candidates:
+        rooms = [most] * n_stages
+        rooms[0] -= weights.embedding
+        rooms[-1] -= weights.loss
+        if min(rooms) >= 0 and sum(int(r // weights.layer) for r in rooms) >= n_layers:
+            return most
+    raise AssertionError("all layers fit into one stage")
+
+
+# --- from a schedule ----------------------------------------------------------------------------
+
+
+def settings_of(schedule: Schedule, stages: Sequence[str] | None = None) -> Settings:
+    """The settings under which Megatron runs just this order.
+
+    stages: what each holds; left out, one layer each.
+
+    Raises: UsageError where Megatron has no such schedule.
+    """
+    placement, p, m = schedule.placement, schedule.p, schedule.m
+    ranks = [queue.rank for queue in placement.paths[0]]
+    n = placement.n_stages
+    if len(placement.paths) > 1 or ranks != [s % p for s in range(n)]:
+        raise UsageError(
+            f"{schedule.name} places its stages {' '.join(map(str, ranks))}; Megatron places stage "
+            f"k on rank k mod {p}, and knows no other placement"
+        )
+    held = tuple(stages) if stages is not None else balanced(n, n, Weights(loss=0))
+    if len(held) != n:
+        raise UsageError(f"the layout has {len(held)} stages, but {schedule.name} has {n}")
+    if n == p:
+        if schedule.order == build("1f1b", p=p, m=m).order:
+            return Settings(held, p, m)
+    else:
+        for group in range(p, max(p, m) + 1):
+            settings = Settings(held, p, m, group)
+            if refusals(Settings(held, p, m, group)):
+                continue
+            if schedule.order == build("interleaved", p=p, m=m, v=n // p, group=group).order:
+                return settings
+    raise UsageError(
+        f"{schedule.name} is an order that Megatron does not have: it runs 1F1B, and with virtual "
+        "stages interleaved 1F1B; run this one with hocket or with torch (--to torch-csv)"
+    )
+
+
+def flags(settings: Settings) -> list[str]:
+    """The command-line flags of Megatron for these settings."""
+    out = [
+        f"--pipeline-model-parallel-size {settings.p}",
+        f'--pipeline-model-parallel-layout "{write_layout(settings.stages)}"',
+    ]
+    if settings.v > 1 and settings.group is not None:
+        out.append(f"--microbatch-group-size-per-virtual-pipeline-stage {settings.group}")
+    out.append(f"# global batch = {settings.m} x micro batch x data parallel size")
+    return out
