@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import pairwise
+from itertools import chain, pairwise
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from hocket.timeline import Timeline
 
 MOST_VALUES = 32  # of one option that are tried
 LARGE = 8_000  # actions from which on generators that search are left out
+SEARCHES = 0.3  # seconds from which on a generator is not asked again with other options
 SLOW = 0.05  # seconds for a small schedule that tell such a generator
 
 
@@ -113,18 +114,28 @@ def _candidates(schedule: Schedule) -> Iterator[tuple[str, dict[str, Any], Sched
     fitting = [entry for entry in entries() if entry.takes_v or entry.stages_per_rank == v]
     fitting = [e for e in fitting if e.name == schedule.name or is_quick(e, schedule)]
     fitting.sort(key=lambda e: (e.name != schedule.name, e.takes_v and v == 1, len(e.name)))
-    tries = [(entry, {}) for entry in fitting]
-    tries += [(entry, options) for entry in fitting for options in _options(entry, schedule)]
-    slices = schedule.placement.slices
-    for entry, options in tries:
-        if "slices" in entry.options:
-            options = {**options, "slices": slices}
-        settings = {"p": schedule.p, "m": schedule.m // slices}
-        settings |= ({"v": v} if entry.takes_v else {}) | options
+    slow: set[str] = set()
+    plain = ((e, {}) for e in fitting)
+    others = ((e, options) for e in fitting for options in _options(e, schedule))
+    for entry, options in chain(plain, others):
+        if options and entry.name in slow:
+            continue
+        settings = _settings(entry, schedule, v, options)
+        began = perf_counter()
         try:
-            yield entry.name, settings, build(entry.name, **settings)
+            candidate = build(entry.name, **settings)
         except HocketError:
             continue
+        if perf_counter() - began > SEARCHES:
+            slow.add(entry.name)
+        yield entry.name, settings, candidate
+
+
+def _settings(entry: Entry, schedule: Schedule, v: int, options: dict[str, Any]) -> dict[str, Any]:
+    slices = schedule.placement.slices
+    settings = {"p": schedule.p, "m": schedule.m // slices}
+    settings |= ({"v": v} if entry.takes_v else {}) | options
+    return settings | ({"slices": slices} if "slices" in entry.options else {})
 
 
 def is_quick(entry: Entry, schedule: Schedule) -> bool:

@@ -11,6 +11,7 @@ import select
 import shutil
 import struct
 import subprocess
+import sys
 import tempfile
 import time
 import zlib
@@ -26,6 +27,14 @@ FLAGS = (
     "--disable-popup-blocking", "--hide-scrollbars", "--force-color-profile=srgb",
     "--remote-debugging-pipe",
 )  # fmt: skip
+# The browser wants its pipes to be descriptors 3 and 4.
+_HANDOVER = """
+import fcntl, os, sys
+high = [fcntl.fcntl(fd, fcntl.F_DUPFD, 10) for fd in map(int, sys.argv[1:3])]
+os.dup2(high[0], 3)
+os.dup2(high[1], 4)
+os.execv(sys.argv[3], sys.argv[3:])
+"""
 PATIENCE = 60.0  # seconds for any one answer: the machine may be loaded
 
 
@@ -46,10 +55,8 @@ class Browser:
         self._folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         to_it, self._write = os.pipe()
         self._read, from_it = os.pipe()
-        for fd in (to_it, from_it):
-            os.set_inheritable(fd, True)
         command = [
-            "sh", "-c", f'exec "$@" 3<&{to_it} 4>&{from_it}', "sh", str(binary()), *FLAGS,
+            sys.executable, "-c", _HANDOVER, str(to_it), str(from_it), str(binary()), *FLAGS,
             f"--user-data-dir={self._folder.name}", f"--window-size={width},{height}",
             "about:blank",
         ]  # fmt: skip

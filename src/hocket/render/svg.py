@@ -39,8 +39,8 @@ FILLS = {
     "W.x": ("#f8dfa8", "#3d2a05"),
     "M": ("#9a9ea4", "#fff"),
 }
-_LIGHT = {"ink": "#1f2328", "faint": "#59636e", "line": "#818b98", "lane": "#eceef1"}
-_DARK = {"ink": "#f0f6fc", "faint": "#9198a1", "line": "#656c76", "lane": "#21262d"}
+LIGHT = {"ink": "#1f2328", "faint": "#59636e", "line": "#818b98", "lane": "#eceef1"}
+DARK = {"ink": "#f0f6fc", "faint": "#9198a1", "line": "#656c76", "lane": "#21262d"}
 
 
 def svg(timeline: Timeline, *, title: str | None = None) -> str:
@@ -332,8 +332,8 @@ def _css(page: _Page) -> str:
         lines.append(f".hocket rect.{name}{{fill:{fill}}}.hocket text.{name}{{fill:{ink}}}")
         if prefix == "path":
             lines.append(f".hocket path.{name}{{stroke:{fill}}}")
-    lines.insert(4, _scheme(_LIGHT))
-    lines.append(f"@media(prefers-color-scheme:dark){{{_scheme(_DARK)}}}")
+    lines.insert(4, _scheme(LIGHT))
+    lines.append(f"@media(prefers-color-scheme:dark){{{_scheme(DARK)}}}")
     return "\n".join(lines)
 
 

