@@ -326,7 +326,7 @@ def _wait_for_messages(schedule: Schedule, start: Array, end: Array) -> None:
             continue
         shift, sender = (-1, Kind.SEND_F) if action.kind == Kind.RECV_F else (1, Kind.SEND_B)
         sent = at.get(encode(int(sender), action.stage + shift, action.mb))
-        end[i] = max(end[i], -np.inf if sent is None else start[sent])
+        end[i] = min(end[i], max(start[i], -np.inf if sent is None else start[sent]))
         for kind in _CONSUMES[action.kind]:
             user = at.get(encode(int(kind), action.stage, action.mb))
             if user is not None:
@@ -428,7 +428,8 @@ def _times(step: list[Range]) -> dict[int, tuple[int, int]]:
         if received and not all(c in waits for c in received) and r.work is not None:
             work = r.work
         for c in received:
-            out[c] = posts[c], max(posts[c], waits.get(c, work))
+            there = work if r.work is not None else r.end  # at the latest
+            out[c] = posts[c], max(posts[c], waits.get(c, there))
         begin, stop = r.on_gpu if r.on_gpu is not None else (work, r.end)
         for a in actions:
             out[encode(int(a.kind), a.stage, a.mb)] = begin, stop

@@ -1,19 +1,31 @@
 """Recorded times as one timeline on one clock, and the costs read back from it.
 
-Imports costs, graph, ir, timeline; no torch.
+Imports costs, deps, graph, ir, timeline; no torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
 from hocket.costs import Costs, Number, PerStage, Ticks
+from hocket.deps import NEEDS
 from hocket.graph import graph
-from hocket.ir import COMPUTE, Array, Kind, Queue, Schedule, encode, kinds_of, mbs_of, stages_of
+from hocket.ir import (
+    COMPUTE,
+    Array,
+    Kind,
+    Schedule,
+    action_of,
+    encode,
+    kinds_of,
+    mbs_of,
+    stages_of,
+)
 from hocket.timeline import Timeline
 
 
@@ -236,8 +248,7 @@ def readings(timelines: Sequence[Timeline]) -> Readings:
                 chosen = own & (stages == stage)
                 times = (timeline.end - timeline.start)[chosen] / timeline.ticks.scale
                 actions.setdefault((kind, stage), []).extend(times.astype(float).tolist())
-        for queue in timeline.schedule.queues:
-            _add_gaps(timeline, queue, between, latency)
+        _add_gaps(timeline, between, latency)
     first = timelines[0]
     return Readings(
         {key: _spread(times) for key, times in actions.items()},
@@ -245,14 +256,42 @@ def readings(timelines: Sequence[Timeline]) -> Readings:
     )  # fmt: skip
 
 
-def _add_gaps(timeline: Timeline, queue: Queue, between: list[float], latency: list[float]) -> None:
-    """Sorts a queue's short gaps: after a wait for another rank they are a message's time."""
-    awaited = None
-    for gap in timeline.gaps(queue):
-        if gap.cause == "transfer":
-            is_message = gap.before == awaited and gap.waits_on != queue
-            (latency if is_message else between).append(float(gap.end - gap.start))
-        awaited = gap.before if gap.cause == "dependency" else None
+def _add_gaps(timeline: Timeline, between: list[float], latency: list[float]) -> None:
+    """Sorts what lies before each action of work: what passes between two, or a message's way."""
+    s, scale = timeline.schedule, timeline.ticks.scale
+    start, end = (x.astype(float) / scale for x in (timeline.start, timeline.end))
+    at = {code: i for i, code in enumerate(s.codes.tolist())}
+    queue = s.queue_of_slot[s.slot_of_action]
+    compute = np.flatnonzero(kinds_of(s.codes) < Kind.SEND_F)
+    for q in range(len(s.queues)):
+        own = compute[queue[compute] == q]
+        own = own[np.lexsort((own, start[own]))].tolist()
+        for before, a in pairwise(own):
+            if s.slot_of_action[before] == s.slot_of_action[a]:
+                continue
+            free = end[before]
+            source, arrived = _arrival(s, at, queue, int(a), end)
+            if arrived <= free:
+                between.append(float(start[a] - free))
+            elif source >= free:
+                latency.append(float(start[a] - source))
+
+
+def _arrival(
+    schedule: Schedule, at: Mapping[int, int], queue: Array, action: int, end: Array
+) -> tuple[float, float]:
+    """When what an action needs of another queue was made, and when it was there."""
+    made = there = -np.inf
+    one = action_of(schedule.codes[action])
+    for need in NEEDS[one.kind]:
+        for kind, shift in need.sources:
+            found = at.get(encode(int(kind), one.stage + shift, one.mb + need.step))
+            if found is None or (not kind.is_communication and queue[found] == queue[action]):
+                continue
+            there = max(there, end[found])
+            if not kind.is_communication:
+                made = max(made, end[found])
+    return made, there
 
 
 def _spread(times: Sequence[float]) -> Spread:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 from hocket.costs import Costs, Number
@@ -239,8 +239,6 @@ def megatron_run(
 
 def _costs(stages: Sequence[str], weights: Weights, layer: Costs) -> Costs:
     """The costs of one layer, times what each stage holds."""
-    from dataclasses import replace
-
     share = [weights.of(stage) for stage in stages]
 
     def each(name: str) -> tuple[Number, ...]:
@@ -257,15 +255,13 @@ def _costs(stages: Sequence[str], weights: Weights, layer: Costs) -> Costs:
 def balanced(n_layers: int, n_stages: int, weights: Weights | None = None) -> tuple[str, ...]:
     """The layout of a model whose fullest stage holds least; earlier stages take what is over."""
     weights = weights or Weights()
-    first, last = weights.embedding, weights.loss
     most = _least_fullest(n_layers, n_stages, weights)
-    counts = []
+    rooms = _rooms(most, n_stages, weights)
+    counts: list[int] = []
     left = n_layers
-    for k in range(n_stages):
-        extra = (first if k == 0 else 0) + (last if k == n_stages - 1 else 0)
-        room = int((most - extra) // weights.layer) if weights.layer else left
+    for k, room in enumerate(rooms):
         even = -(-left // (n_stages - k))
-        counts.append(left if k == n_stages - 1 else max(0, min(room, even, left)))
+        counts.append(max(min(room, even), left - sum(rooms[k + 1 :])))
         left -= counts[-1]
     stages = ["t" * n for n in counts]
     stages[0] = "E" + stages[0]
@@ -284,12 +280,18 @@ def _least_fullest(n_layers: int, n_stages: int, weights: Weights) -> Number:
         key=float,
     )  # fmt: skip
     for most in candidates:
-        rooms = [most] * n_stages
-        rooms[0] -= weights.embedding
-        rooms[-1] -= weights.loss
-        if min(rooms) >= 0 and sum(int(r // weights.layer) for r in rooms) >= n_layers:
+        rooms = _rooms(most, n_stages, weights)
+        if min(rooms) >= 0 and sum(rooms) >= n_layers:
             return most
     raise AssertionError("all layers fit into one stage")
+
+
+def _rooms(most: Number, n_stages: int, weights: Weights) -> list[int]:
+    """How many layers each stage may hold; below 0 where its other parts are too many."""
+    rooms = [most] * n_stages
+    rooms[0] -= weights.embedding
+    rooms[-1] -= weights.loss
+    return [int(room // weights.layer) for room in rooms]
 
 
 # --- from a schedule ----------------------------------------------------------------------------
