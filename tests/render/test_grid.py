@@ -114,6 +114,7 @@ def test_a_second_queue_of_a_rank_has_its_own_row():
     ]  # fmt: skip
 
 
+@settings(deadline=None)
 @given(SMALL)
 def test_every_tile_stands_at_its_time_with_kind_and_microbatch(schedule):
     timeline = simulate(schedule)
@@ -132,7 +133,7 @@ def test_every_tile_stands_at_its_time_with_kind_and_microbatch(schedule):
     assert drawn == len(schedule.queues)
 
 
-@settings(max_examples=150)
+@settings(max_examples=150, deadline=None)
 @given(SMALL, st.integers(50, 240), st.booleans(), st.booleans())
 def test_lines_fit_the_width_rows_are_equally_long_and_no_spaces_trail(
     schedule, width, colour, ascii
@@ -148,6 +149,7 @@ def test_lines_fit_the_width_rows_are_equally_long_and_no_spaces_trail(
     assert text == grid(timeline, width=width, colour=colour, ascii=ascii)
 
 
+@settings(deadline=None)
 @given(SMALL, st.integers(60, 240))
 def test_unsampled_rows_show_every_microbatch_read_across_or_downwards(schedule, width):
     text = grid(simulate(schedule), width=width)

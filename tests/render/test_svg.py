@@ -130,7 +130,7 @@ def test_nothing_that_takes_time_is_still_a_picture():
     assert tiles(root) == []
 
 
-@settings(max_examples=40)
+@settings(max_examples=40, deadline=None)
 @given(SMALL)
 def test_any_small_order_has_a_rect_for_each_action_inside_the_page(schedule):
     timeline = simulate(schedule)

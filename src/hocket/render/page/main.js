@@ -102,6 +102,7 @@ async function begin() {
   }
   selectWanted(app);
   drawNow(app);
+  app.firstDrawn = app.drawn.ms;
   afterDrawing(app);
   listen(app);
   new ResizeObserver(() => { app.isResized = true; app.redraw(); }).observe(app.canvas.parentElement);
