@@ -2,12 +2,15 @@
 
 import os
 import pickle
+from statistics import median
 
 import pytest
 from torch_cases import cases
-from torch_ranks import on_four_ranks, order_of
+from torch_ranks import Profiled, on_four_ranks, order_of
 
-from hocket import check
+from hocket import build, check, dumps, loads, simulate
+from hocket.interop.kineto import rank_trace, recording
+from hocket.interop.measured import readings
 from hocket.interop.torch_check import check_torch
 from hocket.interop.torch_csv import import_csv, unrolled
 from hocket.interop.torch_lowering import lower_as_torch
@@ -35,6 +38,14 @@ DEFERRED = {
     ("LoopedBFS", 2, 4): True,
 }
 
+PROFILED = [
+    Profiled(dumps(build(name, p=p, m=m)), by)
+    for name, p, m, by in (
+        ("1f1b", 2, 4, "torch"), ("zb-v", 2, 4, "hocket"), ("1f1b", 4, 8, "torch"),
+        ("zb-h1", 4, 8, "hocket"),
+    )
+]  # fmt: skip
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
@@ -45,7 +56,11 @@ def runs(tmp_path_factory):
     shared = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "torch-runs.pickle"
     with FileLock(f"{shared}.lock"):
         if not shared.exists():
-            jobs = {"run_cases": CASES, "run_deferred": list(DEFERRED)}
+            jobs = {
+                "run_cases": CASES,
+                "run_deferred": list(DEFERRED),
+                "run_profiled": PROFILED,
+            }
             shared.write_bytes(pickle.dumps(on_four_ranks(jobs)))
         return pickle.loads(shared.read_bytes())
 
@@ -96,3 +111,25 @@ def test_the_verdict_on_defer_pp_recv_is_what_a_run_shows(runs, number):
 @pytest.mark.parametrize("number", range(len(DEFERRED)), ids=map(str, DEFERRED))
 def test_our_late_receives_train_right_where_torchs_do_not(runs, number):
     assert max(safe for _, safe, _ in _seen(runs, "run_deferred", number)) <= EXACT
+
+
+@pytest.mark.parametrize("number", range(len(PROFILED)), ids=["torch2", "own2", "torch4", "own4"])
+def test_a_recorded_trace_gives_the_order_the_time_and_the_costs_of_the_run(runs, number):
+    """Makespan within 1 % of the run's own clock; what the costs predict within 5 % of it."""
+    seen = _seen(runs, "run_profiled", number)
+    s = loads(PROFILED[number].sched)
+    run = recording([rank_trace(text.encode(), f"rank{r}") for r, (text, _) in enumerate(seen)])
+    assert len(run.timelines) == len(seen[0][1])
+    off = []
+    for step, clock in zip(run.timelines, seen[0][1], strict=True):
+        assert strip_communication(step.schedule).order == s.order
+        assert (step.delays[step.graph.crosses] >= -1e-3).all()
+        off.append(abs(float(step.makespan) / clock - 1))
+    assert median(off) <= 0.01, off
+    predicted = [
+        float(simulate(s, readings([step]).costs()).makespan) / float(step.makespan) - 1
+        for step in run.timelines
+    ]
+    assert median(map(abs, predicted)) <= 0.05, predicted
+    assert [str(gap) for queue in run.typical.schedule.queues for gap in run.typical.gaps(queue)]
+    assert run.typical.critical_path()

@@ -27,6 +27,7 @@ from hocket.interop.measured import (
     messages_of,
     readings,
     timeline_of,
+    until_received,
 )
 from hocket.interop.torch_csv import from_rows
 from hocket.interop.torch_text import Item, read_word
@@ -310,6 +311,7 @@ def recording(traces: Sequence[RankTrace], name: str = "imported") -> Recording:
         start, end = start + clocks.offsets[rank], end + clocks.offsets[rank]
         if not all(r.work is not None for trace in ordered for r in trace.ranges):
             _wait_for_messages(schedule, start, end)
+        end = until_received(schedule, start, end)
         if uses_gpu and schedule.has_communication:
             schedule, start, end = _without_messages(schedule, start, end)
         zero = start.min()

@@ -77,6 +77,24 @@ class Clocks(NamedTuple):
 
 def messages_of(schedule: Schedule, start: Array, end: Array) -> Messages:
     """The messages of an order with SEND and RECV: each SEND's start, its RECV's end."""
+    sends, receives = _pairs(schedule)
+    rank = schedule.rank_of_queue[schedule.queue_of_slot[schedule.slot_of_action]]
+    return Messages(rank[sends], rank[receives], start[sends], end[receives])
+
+
+def until_received(schedule: Schedule, start: Array, end: Array) -> Array:
+    """The ends, those of SENDs no later than when the message was there.
+
+    What a sender does for a message after that, such as tidying up, is no part of its way.
+    """
+    sends, receives = _pairs(schedule)
+    end = end.copy()
+    end[sends] = np.maximum(start[sends], np.minimum(end[sends], end[receives]))
+    return end
+
+
+def _pairs(schedule: Schedule) -> tuple[Array, Array]:
+    """The positions of every SEND whose RECV stands in the order, and of the RECV."""
     kinds, stages = kinds_of(schedule.codes), stages_of(schedule.codes)
     mbs = mbs_of(schedule.codes)
     at = {code: i for i, code in enumerate(schedule.codes.tolist())}
@@ -88,10 +106,8 @@ def messages_of(schedule: Schedule, start: Array, end: Array) -> Messages:
         mbs[sends],
     )
     known = np.array([code in at for code in partners.tolist()], dtype=bool)
-    sends = sends[known]
-    receives = np.array([at[code] for code in partners[known].tolist()], dtype=np.int64)
-    rank = schedule.rank_of_queue[schedule.queue_of_slot[schedule.slot_of_action]]
-    return Messages(rank[sends], rank[receives], start[sends], end[receives])
+    receives = [at[code] for code in partners[known].tolist()]
+    return sends[known], np.array(receives, dtype=np.int64)
 
 
 def clocks_of(p: int, messages: Messages, *, shared: bool = False) -> Clocks:
