@@ -122,8 +122,13 @@ class Explanation:
             ],
         }  # fmt: skip
 
+    @property
+    def seen(self) -> str:
+        """The part that needs no costs: where the bubble is, its causes, the critical path."""
+        return "\n\n".join([self._where(), self._why(), self._path()])
+
     def __str__(self) -> str:
-        parts = [self._head(), self._where(), self._why(), self._path(), self._would()]
+        parts = [self._head(), self.seen, self._would()]
         if self.others is not None:
             parts.append(self._else())
         return "\n\n".join(parts)
@@ -232,6 +237,19 @@ def explain(
 
     Raises: CostError where the costs do not fit the schedule.
     """
+    seen = observe(timeline)
+    limit = peak(timeline) if limit is None else limit
+    compared = others and not any(queue.stream for queue in timeline.schedule.queues)
+    return replace(
+        seen,
+        gains=_gains(timeline, costs, seen.path_stages),
+        limit=limit,
+        others=_others(timeline, costs, limit) if compared else None,
+    )
+
+
+def observe(timeline: Timeline) -> Explanation:
+    """What can be seen in the timeline alone: no change is tried, no other schedule."""
     schedule = timeline.schedule
     gaps = [gap for queue in schedule.queues for gap in timeline.gaps(queue)]
     idle: dict[str, dict[str, Number]] = {phase: dict.fromkeys(CAUSES, 0) for phase in PHASES}
@@ -245,8 +263,6 @@ def explain(
             stages[action.stage] = stages.get(action.stage, 0) + share
     worked = sum(1 for queue in range(len(schedule.queues))
                  if schedule.starts[queue] < schedule.starts[queue + 1])  # fmt: skip
-    limit = peak(timeline) if limit is None else limit
-    compared = others and not any(queue.stream for queue in schedule.queues)
     return Explanation(
         timeline=timeline,
         whole=timeline.makespan * worked,
@@ -255,9 +271,9 @@ def explain(
         path=path_time(timeline),
         path_stages=stages,
         hops=sum(a.queue.rank != b.queue.rank for a, b in pairwise(steps)),
-        gains=_gains(timeline, costs, stages),
-        limit=limit,
-        others=_others(timeline, costs, limit) if compared else None,
+        gains=[],
+        limit=peak(timeline),
+        others=None,
     )
 
 

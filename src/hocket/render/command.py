@@ -58,17 +58,21 @@ def _serve(given: Given, args: argparse.Namespace) -> int:
     from hocket.render.serve import Server
 
     with Server(given, args.port) as server:
-        if getattr(args, "json", False):
-            print(json.dumps({"url": server.url}), flush=True)
-        else:
-            print(f"{server.url} (Ctrl-C ends it)", flush=True)
-        if not args.no_open:
-            _open(server.url)
         try:
+            _announce(server.url, args)
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
             print(file=sys.stderr)  # the next prompt below the terminal's ^C
     return 0
+
+
+def _announce(url: str, args: argparse.Namespace) -> None:
+    if getattr(args, "json", False):
+        print(json.dumps({"url": url}), flush=True)
+    else:
+        print(f"{url} (Ctrl-C ends it)", flush=True)
+    if not args.no_open:
+        _open(url)
 
 
 def _open(url: str) -> None:

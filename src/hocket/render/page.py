@@ -1,7 +1,7 @@
 """The page: timelines as one self-contained HTML file, or as JSON for the served page.
 
-Imports columns, svg (its colours), compare, tiles, text and trace. The page's own code lies in
-`page/`, JavaScript and CSS by hand; nothing is loaded from anywhere else.
+Imports columns, svg (its colours), compare, tiles, explain, text and trace. The page's own code
+lies in `page/`, JavaScript and CSS by hand; nothing is loaded from anywhere else.
 """
 
 from __future__ import annotations
@@ -13,12 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hocket.costs import Bytes, Number
+from hocket.costs import Bytes
 from hocket.errors import UsageError
+from hocket.explain import observe
 from hocket.ir import Kind, Schedule
 from hocket.render import tiles
 from hocket.render.columns import columns, levels, pack, scale_of
-from hocket.render.compare import format_time, table
+from hocket.render.compare import table
 from hocket.render.svg import FILLS
 from hocket.text import dumps
 from hocket.timeline import PHASES, Timeline
@@ -30,6 +31,7 @@ SCRIPTS = (
     "decode", "model", "colours", "scene", "paint", "svg", "address", "export", "tell", "control",
     "form", "main",
 )  # fmt: skip
+MOST_EXPLAINED = 50_000  # actions up to which the summary says why
 LARGEST_TRACE = 400_000  # compressed bytes of the trace that a page carries
 
 Timelines = Timeline | Mapping[str, Timeline]
@@ -178,9 +180,7 @@ def _trace(label: str, timeline: Timeline) -> dict[str, Any]:
 
 
 def summary(label: str, timeline: Timeline) -> str:
-    """The timeline in words and a table: what a reader who cannot see the picture hears."""
-    steps = timeline.critical_path() if timeline.computes.any() else []
-    hops = sum(step.after == "message" for step in steps)
+    """The timeline in words and tables: what a reader who cannot see the picture hears."""
     has_bytes = timeline.bytes != Bytes()
     columns = ["rank", "busy", "idle", *PHASES, "in flight", *(["bytes"] if has_bytes else [])]
     rows = [
@@ -189,19 +189,10 @@ def summary(label: str, timeline: Timeline) -> str:
         for r in timeline.ranks
     ]  # fmt: skip
     unit = f", times in {timeline.unit}" if timeline.unit else ""
-    return "\n".join([
-        f"{label}: {', '.join(tiles.headline(timeline)[1:])}{unit}.",
-        f"The critical path has {len(steps)} slots; {hops} of them wait for a message.",
-        f"Idle before the first backward, between, and after the last forward: "
-        f"{_phases(timeline)}.",
-        "",
-        table(rows, columns),
-    ])  # fmt: skip
-
-
-def _phases(timeline: Timeline) -> str:
-    sums: list[Number] = [sum(r.bubble[phase] for r in timeline.ranks) for phase in PHASES]
-    return ", ".join(format_time(x, timeline.unit) for x in sums)
+    parts = [f"{label}: {', '.join(tiles.headline(timeline)[1:])}{unit}.", table(rows, columns)]
+    if timeline.computes.any() and len(timeline.schedule.codes) <= MOST_EXPLAINED:
+        parts.append(observe(timeline).seen)
+    return "\n\n".join(parts)
 
 
 def _plain(value: Any) -> Any:

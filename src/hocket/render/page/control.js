@@ -11,6 +11,8 @@ const DO = {
   out: (app) => zoom(app, 1.5),
   left: (app) => pan(app, -app.scene.plot / 6),
   right: (app) => pan(app, app.scene.plot / 6),
+  up: (app) => scrollBy(app, -app.height / 2),
+  down: (app) => scrollBy(app, app.height / 2),
   path: toggle("path"),
   gaps: toggle("gaps"),
   memory: toggle("memory"),
@@ -34,7 +36,7 @@ const KEYS = {
   w: "in", "+": "in", "=": "in", s: "out", "-": "out", a: "left", d: "right", 0: "fit", f: "fit",
   c: "path", g: "gaps", m: "memory", e: "arrows", p: "perfetto", t: "theme", "?": "help",
   Escape: "clear", ArrowRight: "next", ArrowLeft: "previous", ArrowUp: "above", ArrowDown: "below",
-  Enter: "focus",
+  Enter: "focus", PageUp: "up", PageDown: "down",
 };
 
 // Does what a button or key stands for; what goes wrong is told on the page.
@@ -83,7 +85,9 @@ function select(app, view, action) {
 function current(app) {
   const { selected } = app.state;
   if (selected) return selected;
-  const [{ view, row, index }] = app.scene.rows;
+  const some = app.scene.rows.find(({ row }) => row.works.length);
+  if (!some) return null;
+  const { view, row, index } = some;
   const [low] = visible(app.scene, view, row);
   select(app, index, row.works[Math.min(low, row.works.length - 1)]);
   return null;
@@ -117,8 +121,13 @@ function cross(app, by) {
 // Moves the window so that the selected tile is in it.
 function reveal(app) {
   const { scene, state, views } = app;
-  if (!state.selected || state.from === null) return;
+  if (!state.selected) return;
   const view = views[state.selected.view];
+  const item = scene.rows.find(({ index, row }) => index === state.selected.view &&
+    row === rowOf(view, state.selected.action));
+  if (item.y < AXIS) scrollBy(app, item.y - AXIS - item.height);
+  if (item.y + 2 * item.height > scene.height) scrollBy(app, item.y + 2 * item.height - scene.height);
+  if (state.from === null) return;
   const x = xOf(scene, view, view.start[state.selected.action]);
   if (x < scene.left || x > scene.right - 20) pan(app, x - scene.left - scene.plot / 2);
 }
@@ -176,7 +185,7 @@ function drag(app, pressed, x, y) {
   const [lastX, lastY] = pressed.last;
   pressed.last = [x, y];
   pan(app, lastX - x);
-  app.state.top = Math.min(Math.max(app.state.top + lastY - y, 0), app.scene.overflow);
+  scrollBy(app, lastY - y);
   hideHover();
   app.redraw();
 }

@@ -20,6 +20,15 @@ function paint(app, surface) {
   surface.rect(0, 0, scene.width, AXIS, colours.ground);
   paintMargins(app, surface);
   paintAxis(app, surface);
+  if (scene.overflow > 0) paintScroll(app, surface);
+}
+
+// Where the rows that are seen lie among all of them.
+function paintScroll({ scene, colours, state }, surface) {
+  const room = scene.height - AXIS;
+  const part = room / (room + scene.overflow);
+  const top = AXIS + (state.top / (room + scene.overflow)) * room;
+  surface.rect(scene.width - 2, top, 2, room * part, colours.line);
 }
 
 // --- tiles -------------------------------------------------------------------------------------

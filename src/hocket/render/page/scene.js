@@ -108,3 +108,8 @@ function pan(app, pixels) {
   state.from = start;
   state.to = start + length;
 }
+
+// Rows up or down, where they do not all fit.
+function scrollBy(app, pixels) {
+  app.state.top = Math.min(Math.max(app.state.top + pixels, 0), app.scene.overflow);
+}
