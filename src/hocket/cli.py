@@ -10,6 +10,8 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -86,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
         default="tagged",
         help="how messages travel: tagged (default), ordered, rendezvous",
     )
+    import_module("hocket.interop.options").add_check_arguments(check)
     simulate = command("simulate", _simulate, "predict time, bubble, memory and critical path")
     _add_schedule(simulate)
     _add_costs(simulate)
@@ -103,19 +106,42 @@ def _parser() -> argparse.ArgumentParser:
     _add_costs(compare)
     demo = command("demo", _demo, "a tour: compare, draw, trace, and train a small model")
     demo.add_argument("--output", default="traces", help="folder for the traces")
-    _add_runtime(command)
+    _add_brought(command)
     return parser
 
 
-def _add_runtime(command: Callable[..., Any]) -> None:
-    from hocket.runtime.options import add_profile_arguments, add_run_arguments
+# Commands that a package brings: (name, package, whether it takes a schedule, what it does). The
+# package's `options.py` has `add_NAME_arguments`, its `command.py` has `NAME_command`.
+_BROUGHT = (
+    ("run", "runtime", True, "train a real model with exactly this schedule"),
+    ("profile", "runtime", True, "measure the costs of a real model"),
+    ("explain", "render", True, "where the bubble is, why, and what would help"),
+    ("view", "render", True, "the interactive page: tiles, memory, critical path"),
+    ("export", "interop", True, "write a schedule for torch or Megatron-LM"),
+    ("import", "interop", False, "read torch's CSV, real traces, or a Megatron-LM layout"),
+)
+_WITH_COSTS = ("explain", "view")
 
-    run = command("run", _run, "train a real model with exactly this schedule")
-    _add_schedule(run)
-    add_run_arguments(run)
-    profile = command("profile", _profile, "measure the costs of a real model")
-    _add_schedule(profile)
-    add_profile_arguments(profile)
+
+def _add_brought(command: Callable[..., Any]) -> None:
+    for name, package, takes_schedule, text in _BROUGHT:
+        options = import_module(f"hocket.{package}.options")
+        sub = command(name, partial(_brought, name, package, takes_schedule), text)
+        if takes_schedule:
+            _add_schedule(sub)
+        if name in _WITH_COSTS:
+            _add_costs(sub)
+        getattr(options, f"add_{name}_arguments")(sub)
+
+
+def _brought(name: str, package: str, takes_schedule: bool, args: argparse.Namespace) -> int:
+    if name == "profile":  # -o costs.toml names the output
+        files = [word for word in args.option if "=" not in word]
+        args.option = [word for word in args.option if "=" in word]
+        args.output = files[-1] if files else args.output
+    if takes_schedule:
+        args.schedule = _schedule(args)
+    return getattr(import_module(f"hocket.{package}.command"), f"{name}_command")(args)
 
 
 def _add_schedule(parser: argparse.ArgumentParser) -> None:
@@ -296,6 +322,10 @@ def _picture(schedule: Schedule, args: argparse.Namespace, form: str) -> str:
 
 
 def _check(args: argparse.Namespace) -> int:
+    if args.foreign:
+        from hocket.interop.command import check_foreign
+
+        return check_foreign(args, None if args.schedule.endswith(".csv") else _schedule(args))
     from hocket.checker import check
 
     report = check(_schedule(args), args.transport)
@@ -404,23 +434,6 @@ def _demo(args: argparse.Namespace) -> int:
     words += ["--trace", str(folder / "run.pftrace")]
     print(f"\nA small GPT on four processes (hocket {' '.join(words)}):\n", flush=True)
     return main(words)
-
-
-def _run(args: argparse.Namespace) -> int:
-    from hocket.runtime.command import run_command
-
-    args.schedule = _schedule(args)
-    return run_command(args)
-
-
-def _profile(args: argparse.Namespace) -> int:
-    from hocket.runtime.command import profile_command
-
-    files = [word for word in args.option if "=" not in word]  # -o costs.toml names the output
-    args.option = [word for word in args.option if "=" in word]
-    args.output = files[-1] if files else args.output
-    args.schedule = _schedule(args)
-    return profile_command(args)
 
 
 def _print_json(data: dict[str, Any]) -> int:
