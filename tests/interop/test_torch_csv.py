@@ -308,7 +308,6 @@ def _stages(indices, n, rank=0, p=2, **more):
 
 
 def test_a04_stages_placed_in_a_loop_for_a_v_are_refused_before_any_message():
-    pytest.importorskip("torch")
     from hocket.runtime.torch_runtime import torch_schedule
 
     with pytest.raises(RunError) as caught:
@@ -320,7 +319,6 @@ def test_a04_stages_placed_in_a_loop_for_a_v_are_refused_before_any_message():
 
 
 def test_a32_an_edge_that_skips_a_stage_is_refused_by_its_name():
-    pytest.importorskip("torch")
     from hocket.runtime.torch_runtime import torch_schedule
 
     first, second = (
@@ -336,7 +334,6 @@ def test_a32_an_edge_that_skips_a_stage_is_refused_by_its_name():
 
 
 def test_torch_schedule_refuses_defer_pp_recv_and_another_number_of_microbatches():
-    pytest.importorskip("torch")
     from hocket.runtime.torch_runtime import torch_schedule
 
     s = build("zb-v", p=2, m=4)

@@ -1,19 +1,19 @@
 """A schedule run by torch.distributed.pipelining, on the PipelineStage objects of a script.
 
-Imports interop.torch_csv, lower, ir and torch.
+Imports interop.torch_csv, ir and, once the stages fit, torch.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
-
-import torch
-from torch.distributed.pipelining import schedules
+from typing import TYPE_CHECKING, Any
 
 from hocket.errors import RunError, UsageError
 from hocket.interop.torch_csv import TorchOrder, stages_by_rank, torch_order
 from hocket.ir import Schedule
+
+if TYPE_CHECKING:
+    import torch
 
 _OURS = "defer_pp_recv"
 
@@ -51,11 +51,13 @@ def torch_schedule(
             f"{schedule.name} has {schedule.m} microbatches, but n_microbatches is {n_microbatches}"
         )
     own = _fitting(schedule, given)
+    from torch.distributed.pipelining import schedules  # takes seconds: after what can be refused
+
     order = torch_order(
         schedule, "messages", receives=receives, overlap=overlap, unshard=_is_sharded(own)
     )
     runtime = schedules._PipelineScheduleRuntime(own, schedule.m, loss_fn=loss_fn, **options)
-    _load(runtime, order)
+    _load(runtime, order, schedules)
     return runtime
 
 
@@ -115,14 +117,12 @@ def _refuse_skips(stage: Any) -> None:
 
 def _is_sharded(stages: list[Any]) -> bool:
     """True when some stage of this rank is sharded by FSDP."""
-    if not torch.distributed.is_available():
-        return False
     from torch.distributed.fsdp import FSDPModule
 
     return any(isinstance(stage.submod, FSDPModule) for stage in stages)
 
 
-def _load(runtime: Any, order: TorchOrder) -> None:
+def _load(runtime: Any, order: TorchOrder, schedules: Any) -> None:
     """Gives the order to torch's runtime, in its own words."""
     has_reduce = hasattr(schedules, "REDUCE_GRAD")  # torch 2.9 and older scale by themselves
     rows = {
