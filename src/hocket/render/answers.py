@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from hocket.simulator import simulate
 from hocket.timeline import Timeline
 
 GIVEN = "(given)"  # the schedule of the command line, where it is no registered one
+MEASURED = "(measured)"  # the measured timeline of the command line
 MOST_ACTIONS = 400_000  # more take the page too long to be looked at while typing
 
 Words = Mapping[str, str]
@@ -30,13 +31,13 @@ Words = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Given:
-    """What the command line gave: the schedules, the costs, the limit."""
+    """What the command line gave: the schedules, the costs, the limit, a measured timeline."""
 
     schedule: Schedule
     costs: str | None = None
     limit: float | None = None
     beside: Schedule | None = None
-    schedules: dict[str, Schedule] = field(default_factory=dict)
+    measured: Timeline | None = None
 
     def words(self) -> dict[str, str]:
         """The same as the form's words."""
@@ -46,7 +47,9 @@ class Given:
             plain = {k: str(x) for k, x in match.settings.items()}
             out |= {"schedule": match.name, **{k: plain.pop(k, "") for k in "pmv"}}
             out["options"] = " ".join(f"{k}={x}" for k, x in plain.items())
-        if self.beside is not None:
+        if self.measured is not None:
+            out["beside"] = MEASURED
+        elif self.beside is not None:
             near = _registered(self.beside)
             out["beside"] = f"{GIVEN} beside" if near is None else near.name
         out["costs"] = _costs_text(self.costs)
@@ -66,7 +69,9 @@ def served(given: Given) -> dict[str, Any]:
     choices = [[e.name, e.name] for e in entries()]
     if words["schedule"] == GIVEN:
         choices.insert(0, [GIVEN, given.schedule.name])
-    if words["beside"].startswith(GIVEN) and given.beside is not None:
+    if given.measured is not None:
+        choices.insert(0, [MEASURED, "measured"])
+    elif words["beside"].startswith(GIVEN) and given.beside is not None:
         choices.insert(0, [words["beside"], given.beside.name])
     return {"asked": words, "schedules": choices}
 
@@ -91,7 +96,16 @@ def trace(given: Given, words: Words) -> bytes:
 def timelines(given: Given, words: Words) -> dict[str, Timeline]:
     """The schedules of the form under its costs, by label."""
     first = _schedule(given, words)
+    if words.get("beside") == MEASURED and given.measured is not None:
+        return predicted_and_measured(first, given.measured, _costs(words.get("costs", "")))
     return simulated(first, _beside(given, words, first), _costs(words.get("costs", "")))
+
+
+def predicted_and_measured(
+    schedule: Schedule, measured: Timeline, costs: Costs
+) -> dict[str, Timeline]:
+    """What the costs predict, and what was measured, by name."""
+    return {"predicted": simulate(schedule, costs), "measured": measured}
 
 
 def simulated(first: Schedule, other: Schedule | None, costs: Costs) -> dict[str, Timeline]:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 def view_command(args: argparse.Namespace) -> int:
     """Writes the page (--output), or serves it until Ctrl-C; returns the exit status.
 
-    `args.schedule` is built, `args.costs` a path or None.
+    `args.schedule` is built, `args.costs` a path or None; `args.measured`, where it is there, a
+    measured timeline of the schedule, shown below what the costs predict.
     """
     from hocket.render.answers import Given
 
@@ -31,6 +32,7 @@ def view_command(args: argparse.Namespace) -> int:
         costs=args.costs,
         limit=args.memory,
         beside=None if args.beside is None else _other(args.beside, args.schedule),
+        measured=getattr(args, "measured", None),
     )
     if args.output is None:
         return _serve(given, args)
@@ -47,10 +49,14 @@ def view_command(args: argparse.Namespace) -> int:
 
 
 def _page(given: Given) -> str:
-    from hocket.render.answers import simulated
+    from hocket.render.answers import predicted_and_measured, simulated
     from hocket.render.page import page
 
-    named = simulated(given.schedule, given.beside, _costs(given.costs))
+    costs = _costs(given.costs)
+    if given.measured is not None:
+        named = predicted_and_measured(given.schedule, given.measured, costs)
+    else:
+        named = simulated(given.schedule, given.beside, costs)
     return page(named, limit=given.limit)
 
 

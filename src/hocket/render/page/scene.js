@@ -10,7 +10,7 @@ const NEAREST = 4; // steps that fill the picture at the closest zoom
 function makeScene(app) {
   const { width, height, state } = app;
   const longest = Math.max(...app.views.flatMap((v) => v.rows.map((row) => row.name.length)));
-  const left = 46 + 7 * longest;
+  const left = Math.max(66, 46 + 7 * longest);
   const sizes = rowSizes(app, height);
   const scene = {
     left, right: width - RIGHT, width, height, ...sizes,

@@ -34,7 +34,7 @@ function tellWait(app, view, first) {
   if (kindOf(view, first) >= FIRST_MESSAGE) return "";
   const waited = view.begin[first] - view.free[first];
   const held = binding(view, first);
-  if (waited <= 0) return view.begin[first] > 0 ? "waited for nothing: its rank was busy" : "";
+  if (waited <= 0) return view.begin[first] > 0 ? "did not wait: its rank was busy until then" : "";
   if (held === null) return `waited ${said(app, view, waited)}`;
   const source = slotFirst(view, held.source);
   const under = view.begin[first] - view.until[first];
