@@ -341,18 +341,14 @@ def _ranges(numbers: tuple[int, ...]) -> str:
 
 
 def _gains(timeline: Timeline, costs: Costs, stages: dict[int, Number]) -> list[Gain]:
+    schedule, now = timeline.schedule, timeline.makespan
+    if timeline.measured:  # a prediction is compared with a prediction
+        now = simulate(schedule, costs).makespan
     out = []
-    for change, other in _changes(timeline.schedule, costs, stages):
-        new = simulate(timeline.schedule, other).makespan
-        out.append(Gain(change, new, simulate_again(timeline, costs) - new))
+    for change, other in _changes(schedule, costs, stages):
+        new = simulate(schedule, other).makespan
+        out.append(Gain(change, new, now - new))
     return sorted(out, key=lambda g: -g.gain)
-
-
-def simulate_again(timeline: Timeline, costs: Costs) -> Number:
-    """The makespan to compare changes with: predicted, also for a measured timeline."""
-    if not timeline.measured:
-        return timeline.makespan
-    return simulate(timeline.schedule, costs).makespan
 
 
 def _changes(

@@ -75,19 +75,36 @@ def test_idle_is_coloured_by_its_cause(show):
     assert near(tab.picture().at(first["x0"] - 5 * per_unit, y), lane)
 
 
+GAPS = """hocket.views[0].rows.map(row => [...row.busy].flatMap(i => {
+  const v = hocket.views[0];
+  return [[v.free[i], v.until[i], "dependency"], [v.until[i], v.begin[i], "transfer"]]
+}).concat([[row.last, hocket.views[0].steps, "end"]])
+  .filter(([a, b]) => b - a > 1e-6 * hocket.views[0].steps)
+  .map(([a, b, cause]) => [a * hocket.views[0].per_step, b * hocket.views[0].per_step, cause]))"""
+
+
 def test_gaps_of_the_page_are_those_of_the_timeline(show):
-    timeline = zb()
-    tab = show(page(timeline))
-    found = tab.run("""hocket.views[0].rows.map(row => [...row.works].flatMap(i => {
-        const v = hocket.views[0];
-        return [[v.free[i], v.until[i], "dependency"], [v.until[i], v.begin[i], "transfer"]]
-      }).filter(([a, b]) => b > a).concat(
-        row.last < hocket.views[0].steps ? [[row.last, hocket.views[0].steps, "end"]] : []))""")
-    wanted = [
-        [[g.start, g.end, g.cause] for g in timeline.gaps(queue)]
-        for queue in timeline.schedule.queues
-    ]
-    assert found == wanted
+    lane = Costs(F=10, I=12, W=7, lane=(2, 3))
+    for schedule, costs in (
+        (build("zb-h1", p=4, m=8), COSTS),
+        (build("zb-v", p=4, m=8), Costs(F=1.37, I=1.51, W=0.77, latency=0.213)),
+        (build("dualpipe", p=4, m=8), lane),
+        (build("seq1f1b", p=4, m=6), COSTS),
+        (build("moe-pair", p=2, m=4), Costs()),
+        (insert_communication(build("1f1b", p=4, m=8)), COSTS),
+        (insert_communication(build("interleaved", p=2, m=4, v=2)), lane),
+    ):
+        timeline = simulate(schedule, costs)
+        least = 1e-6 * float(timeline.makespan)
+        wanted = [
+            [
+                [pytest.approx(float(g.start)), pytest.approx(float(g.end)), g.cause]
+                for g in timeline.gaps(queue)
+                if g.end - g.start > least
+            ]
+            for queue in schedule.queues
+        ]
+        assert show(page(timeline)).run(GAPS) == wanted, schedule
 
 
 def test_hover_tells_action_times_and_what_it_waited_for(show):

@@ -132,6 +132,7 @@ def _view(label: str, timeline: Timeline, factor: float) -> tuple[dict[str, Any]
         "label": label,
         "facts": tiles.headline(timeline)[1:],
         "measured": timeline.measured,
+        "blocking": s.has_communication and len(timeline.graph.chains) - 1 == len(s.queues),
         "unit": timeline.unit,
         "per_step": scale.unit * factor,
         "makespan": float(timeline.makespan) * factor,

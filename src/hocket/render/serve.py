@@ -61,10 +61,11 @@ class _Handler(BaseHTTPRequestHandler):
         if self.headers.get("Host") not in {f"{h}:{self.server.port}" for h in (HOST, "localhost")}:
             self._send(403, "text/plain", b"hocket answers to 127.0.0.1 only\n")
             return
-        if self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin"):
+        url = urlsplit(self.path)
+        foreign = self.headers.get("Sec-Fetch-Site", "none") not in ("none", "same-origin")
+        if foreign and url.path != "/":  # a link to the page may stand anywhere
             self._send(403, "text/plain", b"hocket answers its own page only\n")
             return
-        url = urlsplit(self.path)
         words = dict(parse_qsl(url.query, keep_blank_values=True))
         known = {"/": self._page, "/view": self._view, "/trace": self._trace}
         known.get(url.path, self._nothing)(words)

@@ -88,7 +88,7 @@ function current(app) {
   const some = app.scene.rows.find(({ row }) => row.works.length);
   if (!some) return null;
   const { view, row, index } = some;
-  const [low] = visible(app.scene, view, row);
+  const [low] = visible(app.scene, view, row.works);
   select(app, index, row.works[Math.min(low, row.works.length - 1)]);
   return null;
 }
@@ -113,7 +113,7 @@ function cross(app, by) {
   const to = app.scene.rows[at + by];
   if (!to || !to.row.works.length) return;
   const middle = (model.start[from.action] + model.end[from.action]) / 2;
-  const k = firstEndingAfter(to.view, to.row, (middle * model.per_step) / to.view.per_step);
+  const k = firstEndingAfter(to.view, to.row.works, (middle * model.per_step) / to.view.per_step);
   select(app, to.index, to.row.works[Math.min(k, to.row.works.length - 1)]);
   reveal(app);
 }

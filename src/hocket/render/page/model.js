@@ -43,16 +43,26 @@ function offsets(counts) {
   return sums;
 }
 
-// The work of a queue in its order (a slot is its first action), and its messages.
+// The work of a queue in its order (a slot is its first action), its messages, and all that
+// occupies it: work, and messages that take time on the queue.
 function asRow(model, queue, q) {
   const works = [];
   const messages = [];
+  const busy = [];
   const { joined } = model.columns;
+  const hasLane = (i) => model.begin[i] < model.start[i] || model.finish[i] > model.end[i];
   for (let i = model.first[q]; i < model.first[q + 1]; i++) {
-    if (kindOf(model, i) >= FIRST_MESSAGE) messages.push(i);
-    else if (!joined || !joined[i] || kindOf(model, i - 1) >= FIRST_MESSAGE) works.push(i);
+    const isMessage = kindOf(model, i) >= FIRST_MESSAGE;
+    const isFirst = !joined || !joined[i] || kindOf(model, i - 1) >= FIRST_MESSAGE;
+    if (isMessage) messages.push(i);
+    else if (isFirst) works.push(i);
+    if (isMessage ? hasLane(i) : isFirst) busy.push(i);
   }
-  return { ...queue, index: q, works: Int32Array.from(works), messages };
+  const ordered = Int32Array.from(works);
+  const isSame = busy.length === works.length;
+  return {
+    ...queue, index: q, works: ordered, messages, busy: isSame ? ordered : Int32Array.from(busy),
+  };
 }
 
 // The action behind the last one of the slot that starts with this one.
@@ -87,6 +97,12 @@ function binding(model, first) {
       const ready = model.finish[source] + model.delay[e];
       if (best === null || ready > best.ready) best = { source, ready };
     }
+    const previous = from - 1; // a RECV that holds its queue until the message is there
+    if (model.blocking && previous >= 0 && RECEIVES.has(kindOf(model, previous)) &&
+        rowOf(model, previous) === rowOf(model, from) &&
+        (best === null || model.finish[previous] > best.ready)) {
+      best = { source: previous, ready: model.finish[previous] };
+    }
     if (best === null) return found;
     found = best;
     if (!RECEIVES.has(kindOf(model, best.source))) return found;
@@ -101,7 +117,7 @@ function addGaps(model) {
   model.until = new Int32Array(model.count);
   for (const row of model.rows) {
     let free = 0;
-    for (const i of row.works) {
+    for (const i of row.busy) {
       const begin = model.begin[i];
       model.free[i] = Math.min(free, begin);
       model.until[i] = begin;
@@ -131,20 +147,20 @@ function levelsOf(model) {
 
 // --- finding -----------------------------------------------------------------------------------
 
-// Index of the first slot of the row that ends after this step.
-function firstEndingAfter(model, row, step) {
+// Index of the first of these slots of a queue that ends after this step.
+function firstEndingAfter(model, slots, step) {
   let low = 0;
-  let high = row.works.length;
+  let high = slots.length;
   while (low < high) {
     const middle = (low + high) >> 1;
-    if (model.finish[row.works[middle]] > step) high = middle;
+    if (model.finish[slots[middle]] > step) high = middle;
     else low = middle + 1;
   }
   return low;
 }
 
 function tileAt(model, row, step) {
-  const i = firstEndingAfter(model, row, step);
+  const i = firstEndingAfter(model, row.works, step);
   if (i === row.works.length) return null;
   const first = row.works[i];
   return model.begin[first] <= step ? first : null;
@@ -153,9 +169,10 @@ function tileAt(model, row, step) {
 // The idle stretch at this step: the slot that it stands before (null: the queue is done).
 function gapAt(model, row, step) {
   if (step < 0 || step > model.steps) return null;
-  const i = firstEndingAfter(model, row, step);
-  if (i === row.works.length) return { before: null, from: row.last, to: model.steps };
-  const before = row.works[i];
+  const i = firstEndingAfter(model, row.busy, step);
+  if (i === row.busy.length) return { before: null, from: row.last, to: model.steps };
+  const before = row.busy[i];
+  if (model.begin[before] <= step) return null;
   const isTransfer = step >= model.until[before];
   return {
     before, isTransfer,

@@ -33,26 +33,26 @@ function paintScroll({ scene, colours, state }, surface) {
 
 // --- tiles -------------------------------------------------------------------------------------
 
-// The slots of a row that the window shows: positions in its `works`.
-function visible(scene, view, row) {
-  const low = firstEndingAfter(view, row, scene.from / view.per_step);
+// The slots that the window shows: positions in `slots`, the works of a row or all it is busy with.
+function visible(scene, view, slots) {
+  const low = firstEndingAfter(view, slots, scene.from / view.per_step);
   const last = scene.to / view.per_step;
-  let high = firstEndingAfter(view, row, last);
-  if (high < row.works.length && view.begin[row.works[high]] < last) high++;
+  let high = firstEndingAfter(view, slots, last);
+  if (high < slots.length && view.begin[slots[high]] < last) high++;
   return [low, high];
 }
 
 function paintLane(app, surface, item) {
   const { scene, colours } = app;
   const { view, row } = item;
-  const [low, high] = visible(scene, view, row);
+  const [low, high] = visible(scene, view, row.works);
   const isFine = surface.strip && (high - low) * FEW_PIXELS > scene.plot;
   const end = Math.min(xOf(scene, view, view.steps), scene.right);
   if (isFine) {
     paintStrip(app, surface, item, low, high);
   } else {
     surface.rect(scene.left, item.y, end - scene.left, item.height, colours.lane);
-    if (app.state.show.gaps) paintGaps(app, surface, item, low, high);
+    if (app.state.show.gaps) paintGaps(app, surface, item);
     paintMessages(app, surface, item);
     paintTiles(app, surface, item, low, high);
   }
@@ -63,14 +63,15 @@ function clipped(scene, view, a, b) {
   return [x0, Math.min(xOf(scene, view, b), scene.right) - x0];
 }
 
-function paintGaps(app, surface, { view, row, y, height }, low, high) {
+function paintGaps(app, surface, { view, row, y, height }) {
   const { scene, colours } = app;
+  const [low, high] = visible(scene, view, row.busy);
   const paintOne = (a, b, colour) => {
     const [x, width] = clipped(scene, view, a, b);
     if (b > a && width > 0) surface.rect(x, y, width, height, colour);
   };
-  for (let k = low; k < Math.min(high + 1, row.works.length); k++) {
-    const i = row.works[k];
+  for (let k = low; k < Math.min(high + 1, row.busy.length); k++) {
+    const i = row.busy[k];
     paintOne(view.free[i], view.until[i], colours.dependency);
     paintOne(view.until[i], view.begin[i], colours.transfer);
   }
@@ -85,9 +86,9 @@ function paintMessages(app, surface, { view, row, y, height }) {
     const paint = colours.tiles[FIRST_MESSAGE].fill;
     if (b > a && width > 0) surface.rect(x, y + height * 0.3, width, height * 0.4, paint);
   };
-  for (const i of row.messages) paintOne(view.start[i], view.end[i]);
+  for (const i of row.messages) paintOne(view.begin[i], view.finish[i]);
   if (!view.columns.before) return;
-  const [low, high] = visible(scene, view, row);
+  const [low, high] = visible(scene, view, row.works);
   for (let k = low; k < high; k++) {
     const i = row.works[k];
     paintOne(view.begin[i], view.start[i]);
@@ -129,12 +130,9 @@ function paintStrip(app, surface, { view, row, y, height }, low, high) {
   const factor = (strip.columns / scene.plot) * scene.scale;
   const at = (step) => (step * view.per_step - scene.from) * factor;
   addSpan(strip, at(0), at(view.steps), colours.laneRgb, 1, true);
+  if (state.show.gaps) addGapSpans(app, strip, view, row, at);
   for (let k = low; k < high; k++) {
     const i = row.works[k];
-    if (state.show.gaps && view.begin[i] > view.free[i]) {
-      addSpan(strip, at(view.free[i]), at(view.until[i]), colours.dependencyRgb, 1, true);
-      addSpan(strip, at(view.until[i]), at(view.begin[i]), colours.transferRgb, 1, true);
-    }
     const stop = slotStop(view, i);
     for (let part = i; part < stop; part++) {
       const { rgb } = colours.tiles[view.columns.kind[part]];
@@ -142,6 +140,17 @@ function paintStrip(app, surface, { view, row, y, height }, low, high) {
     }
   }
   surface.putStrip(strip, scene.left, y, scene.plot, height, rgbOf(colours.ground));
+}
+
+function addGapSpans({ scene, colours }, strip, view, row, at) {
+  const [low, high] = visible(scene, view, row.busy);
+  for (let k = low; k < Math.min(high + 1, row.busy.length); k++) {
+    const i = row.busy[k];
+    if (view.begin[i] <= view.free[i]) continue;
+    addSpan(strip, at(view.free[i]), at(view.until[i]), colours.dependencyRgb, 1, true);
+    addSpan(strip, at(view.until[i]), at(view.begin[i]), colours.transferRgb, 1, true);
+  }
+  addSpan(strip, at(row.last), at(view.steps), colours.endRgb, 1, true);
 }
 
 // Adds a colour over a stretch of columns, by the part of each column that it covers. The ground
@@ -273,7 +282,7 @@ function paintArrows(app, surface) {
     const rankOf = (action) => items.find(({ row }) => action < view.first[row.index + 1]);
     let left = MOST_ARROWS;
     for (const item of items) {
-      const [low, high] = visible(scene, view, item.row);
+      const [low, high] = visible(scene, view, item.row.works);
       if ((high - low) * ARROWS_FROM > scene.plot) return;
       const shown = [...item.row.works.subarray(low, Math.min(high + 1, item.row.works.length)),
         ...item.row.messages];

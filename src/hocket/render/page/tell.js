@@ -79,7 +79,7 @@ function probe(app, x, y) {
   }
   const action = tileAt(view, row, step);
   if (action !== null) return { text: tellSlot(app, view, action), view: index, action };
-  const message = row.messages.find((i) => view.start[i] <= step && step < view.end[i]);
+  const message = row.messages.find((i) => view.begin[i] <= step && step < view.finish[i]);
   if (message !== undefined) {
     return { text: tellSlot(app, view, message), view: index, action: message };
   }
