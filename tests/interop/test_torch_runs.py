@@ -46,6 +46,8 @@ PROFILED = [
     )
 ]  # fmt: skip
 
+SHARDED = [(dumps(build(name, p=2, m=4, v=v)),) for name, v in (("zb-v", None), ("interleaved", 3))]
+
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
@@ -60,6 +62,7 @@ def runs(tmp_path_factory):
                 "run_cases": CASES,
                 "run_deferred": list(DEFERRED),
                 "run_profiled": PROFILED,
+                "run_sharded": SHARDED,
             }
             shared.write_bytes(pickle.dumps(on_four_ranks(jobs)))
         return pickle.loads(shared.read_bytes())
@@ -133,3 +136,8 @@ def test_a_recorded_trace_gives_the_order_the_time_and_the_costs_of_the_run(runs
     assert median(map(abs, predicted)) <= 0.05, predicted
     assert [str(gap) for queue in run.typical.schedule.queues for gap in run.typical.gaps(queue)]
     assert run.typical.critical_path()
+
+
+def test_stages_sharded_by_fsdp_get_the_gradients_of_one_process(runs):
+    for number in range(len(SHARDED)):
+        assert max(rank[number] for rank in runs["run_sharded"]) <= EXACT

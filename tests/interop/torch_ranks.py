@@ -343,6 +343,35 @@ def _run_profiled(case, group, path):
     return file.read_text(), clocks
 
 
+def run_sharded(cases: list[tuple[str]], folder: str) -> dict[int, float]:
+    """The largest error of two replicas of two ranks whose stages are sharded by FSDP."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    from hocket.runtime.torch_runtime import torch_schedule
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "pipeline"))
+    group, out = mesh["pipeline"].get_group(), {}
+    for number, (text,) in enumerate(cases):
+        s = loads(text)
+        n, held = s.placement.n_stages, s.placement.stages_of_rank[group.rank()]
+        stages = pipeline_stages(group, held, n, s.m)
+        for stage in stages:
+            stage.submod = fully_shard(stage.submod, mesh=mesh["replica"])
+        runtime = torch_schedule(s, stages, mean_square, receives="late")
+        x, y = batch(2 * s.m)
+        runtime.step(*([x] if 0 in held else []), target=y if n - 1 in held else None)
+        want = whole(n, x, y)
+        out[number] = max(
+            float((got.grad.full_tensor() - expected).abs().max())
+            for stage in stages
+            for got, expected in zip(
+                stage.submod.parameters(), want[stage.stage_index], strict=True
+            )
+        )
+    return out
+
+
 if __name__ == "__main__":
     import torch_ranks  # by its name, so that what is pickled can be found again
 
