@@ -107,3 +107,44 @@ def test_empty_slots_are_harmless():
 def test_a_slot_of_work_and_messages_is_refused():
     s = written("mixed", ["0 1"], "0: 0F0+0SEND_F0 0RECV_B0 0B0", "1: 1RECV_F0 1F0 1B0 1SEND_B0")
     assert _texts(s) == ["rank 0 slot 0: 0F0+0SEND_F0 holds work and messages; give them apart"]
+
+
+LAID_WRONG = [
+    ("0: 0F0 0B0 0B0", "1: 1F0 1B0"),
+    ("0: 0F0 0I0", "1: 1F0 1I0"),
+    ("0: 0F0 0SEND_F0 0RECV_B0 0B0", "1: 1F0 1B0"),
+    ("0: 0F0 0SEND_F0 0SEND_F0 0RECV_B0 0B0", "1: 1RECV_F0 1F0 1B0 1SEND_B0"),
+    ("0: 0F0 0SEND_F0 0RECV_B0 0B0 1RECV_F0", "1: 1F0 1B0 1SEND_B0"),
+    ("0: 0F0+0SEND_F0 0RECV_B0 0B0", "1: 1RECV_F0 1F0 1B0 1SEND_B0"),
+]
+
+
+@pytest.mark.parametrize("lines", LAID_WRONG)
+def test_what_check_refuses_is_never_simulated(lines):
+    from hocket import simulate
+
+    s = written("wrong", ["0 1"], *lines)
+    problems = check(s).problems
+    assert problems
+    with pytest.raises(ScheduleError) as e:
+        simulate(s)
+    assert e.value.problems == problems
+
+
+def test_work_before_its_receive_is_told_as_that_not_as_a_circle():
+    s = written("x", ["0 1"], "0: 0F0 0SEND_F0 0RECV_B0 0B0", "1: 1F0 1RECV_F0 1B0 1SEND_B0")
+    assert _texts(s) == ["rank 1 slot 0: 1F0 stands before 1RECV_F0 (slot 1), its input"]
+
+
+def test_each_wait_of_a_blocked_message_names_its_own_other_side():
+    s = written(
+        "crossed", ["0 1"],
+        "0: 0F0 0F1 0SEND_F1 0SEND_F0 0RECV_B0 0B0 0RECV_B1 0B1",
+        "1: 1RECV_F0 1F0 1RECV_F1 1F1 1B0 1SEND_B0 1B1 1SEND_B1",
+    )  # fmt: skip
+    assert _texts(s, "rendezvous")[1].split("\n")[1:3] == [
+        "  rank 0 slot 2: 0SEND_F1 waits for 1RECV_F1 on rank 1 (the other side of the message), "
+        "which stands behind 1RECV_F0",
+        "  rank 1 slot 0: 1RECV_F0 waits for 0SEND_F0 on rank 0 (the other side of the message), "
+        "which stands behind 0SEND_F1",
+    ]

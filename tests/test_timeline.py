@@ -74,3 +74,22 @@ def test_a_posted_receive_begins_when_the_work_before_it_ends():
     t = simulate(s, Costs(F=10, B=20, latency=1))
     span = {str(x): (t.start[i], t.end[i]) for i, x in enumerate(s.line(Queue(0)))}
     assert span["0RECV_B0"] == (20, 42)
+
+
+def test_lanes_of_written_messages_are_transfers_not_idle_time():
+    from hocket.lower import insert_communication
+
+    t = simulate(insert_communication(build("1f1b", p=2, m=2)), Costs(lane=(1, 2)))
+    for r in t.ranks:
+        assert r.busy + r.transfer + r.idle == t.makespan
+        assert sum(r.waits.values()) == r.idle == sum(r.bubble.values())
+    for queue in t.schedule.queues:
+        assert sum(g.end - g.start for g in t.gaps(queue)) == t.ranks[queue.rank].idle
+
+
+def test_a_lower_bound_takes_each_stage_with_the_kinds_it_runs():
+    from hocket.bounds import lower_bounds
+
+    s, costs = build("moe-pair", p=3, m=1), Costs(F=1, I=2, W=1, B=1)
+    makespan = simulate(s, costs).makespan
+    assert all(bound.value <= makespan for bound in lower_bounds(s, costs))

@@ -5,13 +5,14 @@ Imports ir, deps (through graph), costs, timeline.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 
-from hocket.costs import Costs, CostTable, Number
+from hocket.costs import Costs, CostTable, Number, Ticks, fused_rule
 from hocket.graph import edges
-from hocket.ir import Array, Kind, Placement, Schedule, kinds_of
+from hocket.ir import COMPUTE, Array, Kind, Placement, Schedule, kinds_of, lay, mbs_of, stages_of
 from hocket.policy import all_actions
 
 
@@ -32,8 +33,7 @@ def lower_bounds(schedule: Schedule, costs: Costs) -> tuple[Bound, Bound]:
     table = CostTable(costs, schedule)
     before, after = table.lanes()
     slots = before + table.work() + after
-    kinds = tuple(Kind(k) for k in np.unique(kinds_of(schedule.codes)) if k < Kind.SEND_F)
-    head, tail, chain = _chains(schedule, costs, kinds)
+    head, tail, chain = _chains(schedule, costs)
     busy = np.zeros(len(schedule.queues), dtype=slots.dtype)
     np.add.at(busy, schedule.queue_of_slot, slots)
     at = {queue: i for i, queue in enumerate(schedule.queues)}
@@ -53,35 +53,57 @@ def _plain(x: Number) -> Number:
     return int(x) if x == int(x) and not isinstance(x, float) else x
 
 
-def _chains(
-    schedule: Schedule, costs: Costs, kinds: tuple[Kind, ...]
-) -> tuple[list[Number], list[Number], Number]:
+def _chains(schedule: Schedule, costs: Costs) -> tuple[list[Number], list[Number], Number]:
     """Shortest time before each queue's first and after its last action, and the longest chain."""
-    one = _one_microbatch_a_path(schedule, kinds)
-    table = CostTable(costs, one)
-    before, after = table.lanes()
-    time = before + table.work() + after
+    one, time, ticks, delays_of = _one_microbatch_a_path(schedule, costs)
     sources, targets = edges(one)
     rank = one.rank_of_queue[one.queue_of_slot]
-    delays = table.delays(sources, rank[sources] != rank[targets])
+    delays = delays_of(sources, rank[sources] != rank[targets])
     start = _longest(len(time), sources, targets, delays, time)
     rest = _longest(len(time), targets, sources, delays, time)
-    if (schedule.widths > 1).any():  # parts of fused slots may be shorter than alone
+    if not schedule.is_single and fused_rule(costs.FB)[0] in ("number", "scale"):
+        # parts of fused slots may be shorter than alone
         start, rest = np.zeros_like(start), np.zeros_like(rest)
     own, n = one.queue_of_slot, range(len(one.queues))
-    heads = [table.ticks.value(start[own == q].min(initial=_top(start))) for q in n]
-    tails = [table.ticks.value(rest[own == q].min(initial=_top(rest))) for q in n]
-    return heads, tails, table.ticks.value((start + time + rest).max())
+    heads = [ticks.value(start[own == q].min(initial=_top(start))) for q in n]
+    tails = [ticks.value(rest[own == q].min(initial=_top(rest))) for q in n]
+    return heads, tails, ticks.value((start + time + rest).max())
 
 
 def _top(values: Array) -> Number:
     return values.max()
 
 
-def _one_microbatch_a_path(schedule: Schedule, kinds: tuple[Kind, ...]) -> Schedule:
-    """All actions of one microbatch on every path."""
-    paths = schedule.placement.paths
-    return all_actions(schedule.name, Placement(paths, tuple(range(len(paths)))), kinds)
+def _one_microbatch_a_path(
+    schedule: Schedule, costs: Costs
+) -> tuple[Schedule, Array, Ticks, Callable[[Array, Array], Array]]:
+    """One microbatch on every path with the kinds that each stage runs there, and its times.
+
+    A stage that runs some microbatches' backward whole and some split counts as the shorter.
+    """
+    paths, n = schedule.placement.paths, schedule.placement.n_stages
+    kinds, stages = kinds_of(schedule.codes), stages_of(schedule.codes)
+    path = np.array(schedule.placement.path_of)[mbs_of(schedule.codes)]
+    runs = np.zeros((len(Kind), n, len(paths)), dtype=bool)
+    runs[kinds, stages, path] = True
+    whole = all_actions(schedule.name, Placement(paths, tuple(range(len(paths)))), COMPUTE)
+    own = tuple(part(whole.codes) for part in (kinds_of, stages_of, mbs_of))
+    lines = []
+    for q in range(len(whole.queues)):
+        mine = slice(int(whole.starts[q]), int(whole.starts[q + 1]))
+        lines.append(lay(whole.codes[mine][runs[own][mine]]))
+    one = Schedule.from_lines(schedule.name, whole.placement, lines)
+    table = CostTable(costs, one)
+    before, after = table.lanes()
+    time = before + table.work() + after
+    either = runs[Kind.B] & runs[Kind.I]
+    place = (stages_of(one.codes), mbs_of(one.codes))
+    shortest = np.full(either.shape, time.max(initial=0))
+    backward = np.isin(kinds_of(one.codes), (Kind.B, Kind.I)) & either[place]
+    spot = tuple(x[backward] for x in place)
+    np.minimum.at(shortest, spot, time[backward])
+    time[backward] = shortest[spot]
+    return one, time, table.ticks, table.delays
 
 
 def _longest(n: int, sources: Array, targets: Array, delays: Array, time: Array) -> Array:

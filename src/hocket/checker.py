@@ -61,10 +61,9 @@ def check(schedule: Schedule, transport: str = "tagged") -> Report:
             f"there is no transport {transport!r}; choose from {', '.join(TRANSPORTS)}"
         )
     index = Index(schedule)
-    problems = [] if _is_whole(index) else [*_misplaced(schedule, index), *_counts(schedule, index)]
-    problems += _mixed(schedule, index)
+    problems = _incomplete(schedule, index)
     g = graph(schedule, index=index)
-    if g.n_late or problems:
+    if g.n_late or g.stuck or problems:
         problems += _own_order(schedule, index)
     notes: tuple[str, ...] = ()
     if not problems:
@@ -204,10 +203,28 @@ def _counts(schedule: Schedule, index: Index) -> list[Problem]:
     return out
 
 
+def is_complete(schedule: Schedule) -> bool:
+    """True when every action is placed, single and there, and every message has its other side."""
+    if "complete" not in schedule.memo:
+        index = Index(schedule)
+        schedule.memo["complete"] = _is_whole(index) or not _incomplete(schedule, index)
+    return schedule.memo["complete"]
+
+
+def _incomplete(schedule: Schedule, index: Index) -> list[Problem]:
+    """What is misplaced, doubled, missing or mixed."""
+    if _is_whole(index):
+        return []
+    return [
+        *_misplaced(schedule, index), *_counts(schedule, index), *_mixed(schedule, index)
+    ]  # fmt: skip
+
+
 def _is_whole(index: Index) -> bool:
     """True when every action is placed and single, and no pair of stage and microbatch lacks one.
 
-    The sets of kinds that a pair may not have are those that `_absences` finds a fault in.
+    The sets of kinds that a pair may not have are those that `_absences` finds a fault in. Never
+    true where messages stand in the order: those are looked at one by one.
     """
     if index.n_odd or index.schedule.has_communication:
         return False
@@ -350,12 +367,12 @@ def _deadlock(g: Graph) -> list[Problem]:
 
 def _wanted(g: Graph, action: int, source: int) -> tuple[int, str]:
     """What an action really waits for, and why; for a message that is its other side."""
-    kind = action_of(g.schedule.codes[action]).kind
-    found = action_of(g.schedule.codes[source]).kind
-    for need in NEEDS[kind]:
-        if any(found == k for k, _ in need.sources):
+    index = Index(g.schedule)
+    for need in NEEDS[Kind(int(index.kinds[action]))]:
+        _, found = index.sources(need, np.array([action]))
+        if source in found:
             return source, need.what
-    return _partner(Index(g.schedule), action), "the other side of the message"
+    return _partner(index, action), "the other side of the message"
 
 
 # --- transports ------------------------------------------------------------------------------

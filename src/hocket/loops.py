@@ -282,7 +282,7 @@ def gather_work(codes, slots, table, n_columns, n_stages, slices, forward, backw
             fused[i] = both
 
 
-def totals(codes, slots, starts, computes, slot_start, slot_end, before, after, takes, frees,
+def totals(codes, slots, starts, occupies, slot_start, slot_end, before, after, takes, frees,
            n_stages, first, last, busy, transfer, peak):  # fmt: skip
     """Of each queue: first and last occupied tick, work, transfers, and the peak of a quantity.
 
@@ -295,7 +295,7 @@ def totals(codes, slots, starts, computes, slot_start, slot_end, before, after, 
         for i in range(starts[q], starts[q + 1]):
             if lanes:
                 transfer[q] += before[i] + after[i]
-            if not computes[i]:
+            if not occupies[i]:
                 continue
             begin, finish = slot_start[i], slot_end[i]
             busy[q] += finish - begin
@@ -345,7 +345,7 @@ def binding(node, need_starts, needs, delays, end, receives, heads):
 
 
 def idleness(
-    codes, slots, starts, computes, begin, finish, node_of, need_starts, needs, delays, end,
+    codes, slots, starts, occupies, begin, finish, node_of, need_starts, needs, delays, end,
     receives, heads, forward, backward, zero, causes, phases, free_at, until, phase_of,
 ):  # fmt: skip
     """Idle ticks before each queue's slots by cause and phase, `[queue, 3]`.
@@ -365,7 +365,7 @@ def idleness(
             last_forward -= 1
         free, phase, backwards = zero, 0, False
         for i in range(starts[q], starts[q + 1]):
-            if not computes[i]:
+            if not occupies[i]:
                 continue
             phase = 0 if not backwards else 2 if i > last_forward else 1
             if not backwards:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket import loops
-from hocket.checker import check
+from hocket.checker import check, is_complete
 from hocket.costs import Costs, CostTable, Number
 from hocket.errors import CostError
 from hocket.graph import Graph, graph
@@ -124,7 +124,7 @@ def _outcome(schedule: Schedule, costs: Costs) -> Outcome:
 
 def _runnable(schedule: Schedule, costs: Costs) -> Graph:
     g = graph(schedule, blocking=costs.lane is not None)
-    if g.stuck or g.n_open:
+    if g.stuck or g.n_open or not is_complete(schedule):
         check(schedule).raise_if_bad()
     return g
 
@@ -186,11 +186,17 @@ def _blocks(
 
 
 def _last_nodes(g: Graph) -> tuple[Array, Array]:
-    """The last node of each queue that does work, and the rank of each."""
+    """The last node that occupies each queue, and the rank of each queue that does work.
+
+    Messages occupy a queue where they block it, with a lane.
+    """
     s = g.schedule
     if not s.has_communication:
         queues = np.flatnonzero(np.diff(s.starts))
         return s.starts[queues + 1] - 1, s.rank_of_queue[queues]
+    if len(g.chains) - 1 == len(s.queues):  # nothing is posted: messages block
+        queues = np.flatnonzero(np.diff(g.chains))
+        return g.chains[queues + 1] - 1, s.rank_of_queue[queues]
     nodes = np.flatnonzero(kinds_of(s.codes[g.first_action]) < Kind.SEND_F)
     queue = s.queue_of_slot[s.slot_of_action[g.first_action[nodes]]]
     last = np.full(len(s.queues), -1, dtype=np.int64)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.checker import check
+from hocket.checker import check, is_complete
 from hocket.costs import Costs, CostTable
 from hocket.graph import Graph, graph, replay
 from hocket.ir import Kind, Schedule, kinds_of
@@ -29,7 +29,7 @@ def simulate(schedule: Schedule, costs: Costs = UNIT, *, blocking: bool = False)
 
         return simulate_shared(schedule, costs)
     g = graph(schedule, blocking=blocking or costs.lane is not None)
-    if g.stuck or g.n_open:
+    if g.stuck or g.n_open or not is_complete(schedule):
         check(schedule).raise_if_bad()
     table = CostTable(costs, schedule)
     before, after = table.lanes()

@@ -195,6 +195,11 @@ class Timeline:
         return work
 
     @cached_property
+    def _occupying(self) -> Array:
+        """Which slots occupy their queue: work, and messages that have a lane, `[slot]`."""
+        return self.computes | (self.before > 0) | (self.after > 0)
+
+    @cached_property
     def slot_start(self) -> Array:
         """Start of the work of each slot, ticks, `[slot]`."""
         return self._by_slot(self.start, np.minimum)
@@ -242,7 +247,7 @@ class Timeline:
         loops.run(
             loops.totals, len(s.codes),
             (
-                s.codes, s.slots, s.starts, self.computes, self.slot_start, self.slot_end,
+                s.codes, s.slots, s.starts, self._occupying, self.slot_start, self.slot_end,
                 self.before if self._has_lanes else none, self.after if self._has_lanes else none,
                 takes.ravel(), frees.ravel(), s.placement.n_stages,
             ),
@@ -390,7 +395,7 @@ class Timeline:
         loops.run(
             loops.idleness, len(s.codes),
             (
-                s.codes, s.slots, starts, self.computes, self._begin, self._finish,
+                s.codes, s.slots, starts, self._occupying, self._begin, self._finish,
                 g.nodes.of_action, g.need_starts, g.needs, self.delays, self._occupied[1],
                 self._receiving, g.heads, *_SIDES, self._first.item(),
             ),
@@ -439,7 +444,7 @@ class Timeline:
         base = int(s.starts[q])
         found = self._gaps(q, q + 1, told=True)
         begin = self._begin[base : s.starts[q + 1]]
-        idle = self.computes[base : s.starts[q + 1]] & (begin > found.free)
+        idle = self._occupying[base : s.starts[q + 1]] & (begin > found.free)
         for i in np.flatnonzero(idle).tolist():
             phase = PHASES[found.phase[i]]
             yield from self._gap(queue, base + i, found.free[i], begin[i], phase)
