@@ -368,6 +368,8 @@ def _changes(
     for name in TIMES:
         if name in kinds:
             yield f"every {name} 10% shorter", _scaled(costs, (name,), range(n), n)
+    if {"I", "W"} <= kinds:
+        yield "a tenth of I done in W instead", _shifted(costs, n)
     uneven = _balanced(costs, n)
     if uneven is not None:
         yield "all stages alike (same sum)", uneven
@@ -398,6 +400,13 @@ def _scaled(costs: Costs, names: tuple[str, ...], stages: Any, n: int) -> Costs:
         for name in names
     }
     return replace(costs, **values)
+
+
+def _shifted(costs: Costs, n: int) -> Costs:
+    """The same backward, cut a little earlier: the next rank gets its gradient sooner."""
+    i, w = _spread(costs, "I", n), _spread(costs, "W", n)
+    later = tuple(y + x - x * TENTH for x, y in zip(i, w, strict=True))
+    return replace(costs, I=tuple(x * TENTH for x in i), W=later, B=_spread(costs, "B", n))
 
 
 def _balanced(costs: Costs, n: int) -> Costs | None:

@@ -236,6 +236,43 @@ def test_arrow_keys_walk_along_and_across_the_ranks(show):
     assert tab.run("document.getElementById('told').getAttribute('aria-live')") == "polite"
 
 
+def test_more_ranks_than_fit_are_scrolled_to_and_a_selected_one_is_brought_in(show):
+    tab = show(page(simulate(build("1f1b", p=120, m=4))))
+    assert tab.run("hocket.scene.overflow") > 0
+    inside = "hocket.scene.rows.findIndex(({y}) => y >= 22)"
+    assert tab.run(inside) == 0
+    tab.key("PageDown")
+    first = tab.run(inside)
+    assert first > 10
+    tab.run("hocket.canvas.focus()")
+    tab.key("ArrowRight")  # selects the first tile, of rank 0
+    tab.key("ArrowRight")
+    assert tab.run(inside) == 0
+
+
+def test_the_list_of_keys_opens_and_closes(show):
+    tab = show(page(zb()))
+    hidden = "document.getElementById('keys').hidden"
+    assert tab.run(hidden)
+    tab.key("?")
+    assert not tab.run(hidden)
+    assert (
+        tab.run("document.querySelector('[data-do=help]').getAttribute('aria-expanded')") == "true"
+    )
+    tab.key("?")
+    assert tab.run(hidden)
+
+
+def test_the_page_follows_the_reader_s_dark_scheme(show):
+    tab = show(page(zb()))
+    assert tab.run("hocket.colours.ground") == "#ffffff"
+    features = [{"name": "prefers-color-scheme", "value": "dark"}]
+    tab.ask("Emulation.setEmulatedMedia", features=features)
+    tab.settle()
+    assert tab.run("hocket.colours.ground") == "#0d1117"
+    assert near(tab.picture().at(5, 5), rgb("#0d1117"))
+
+
 def test_two_timelines_share_one_axis(show):
     slow = simulate(build("1f1b", p=4, m=8), Costs(F=0.01, I=0.012, W=0.007, unit="ms"))
     tab = show(page({"predicted": zb(), "measured": slow}))

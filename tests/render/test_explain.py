@@ -67,6 +67,16 @@ def test_a_gain_is_what_simulating_again_says():
     assert [g.gain for g in e.gains] == sorted((g.gain for g in e.gains), reverse=True)
 
 
+def test_cutting_the_backward_earlier_is_tried_where_it_is_split():
+    e = told("zb-h1", LINKED)
+    found = next(g for g in e.gains if g.change == "a tenth of I done in W instead")
+    other = Costs(F=10, I=10.8, W=8.2, latency=3)
+    assert float(found.makespan) == pytest.approx(
+        simulate(build("zb-h1", p=4, m=8), other).makespan
+    )
+    assert "a tenth of I done in W instead" not in [g.change for g in told("1f1b", LINKED).gains]
+
+
 def test_only_costs_that_there_are_can_change():
     changes = [g.change for g in told("1f1b", Costs(), m=4, p=2).gains]
     assert sorted(changes) == [
