@@ -8,11 +8,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from hocket.planner.plan import Progress, plan
+    from hocket.planner.planning import Progress, plan
     from hocket.planner.request import Entrant, Plan, Request
 
-_HOME = {"Entrant": "request", "Plan": "request", "Request": "request", "Progress": "plan",
-         "plan": "plan"}  # fmt: skip
+_HOME = {"Entrant": "request", "Plan": "request", "Request": "request", "Progress": "planning",
+         "plan": "planning"}  # fmt: skip
 
 __all__ = ["Entrant", "Plan", "Progress", "Request", "plan"]
 

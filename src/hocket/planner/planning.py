@@ -18,14 +18,16 @@ from hocket.checker import check
 from hocket.costs import Costs, Number
 from hocket.errors import CostError, PlanError, ScheduleError
 from hocket.ir import Array, Placement, Queue, Schedule
+from hocket.planner.adapt import adapted
 from hocket.planner.bound import Bound, best_bound
 from hocket.planner.problem import Problem
 from hocket.planner.request import SHAPES, Entrant, Plan, Request, limits
 from hocket.planner.search import Arena, Found, Search
-from hocket.planner.variants import Variant, named, stage_costs, variants
+from hocket.planner.variants import Pricing, Variant, named, variants
 from hocket.simulator import simulate
 from hocket.timeline import Timeline
 
+_SOLVABLE = 800  # actions up to which the exact solver is worth starting
 _FOR_NAMES = 0.3  # share of the time limit after which no more options of named schedules are tried
 
 
@@ -76,13 +78,16 @@ class _Planning:
     history: list[tuple[float, Number]] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
 
+    def __post_init__(self) -> None:
+        self.pricing = Pricing(self.request)
+
     @property
     def seconds(self) -> float:
         return time.monotonic() - self.began
 
     def run(self) -> Plan:
         request = self.request
-        choices = list(variants(request))
+        choices = [self._adapted(v) for v in variants(request, self.pricing)]
         if request.named:
             self._enter_named({(c.p, frozenset(c.placement.paths)) for c in choices})
         contests = self._contests(choices)
@@ -91,7 +96,15 @@ class _Planning:
         self._note(contests, "candidates")
         if request.search and contests:
             self._race(contests)
+        if request.solver and contests:
+            self._solve(contests)
         return self._answer(contests)
+
+    def _adapted(self, variant: Variant) -> Variant:
+        """The variant with layers moved and activations recomputed where that is better."""
+        if self.request.layers is None and not self.request.recompute:
+            return variant
+        return adapted(variant, self.pricing)
 
     # --- candidates ---------------------------------------------------------------------
 
@@ -117,9 +130,9 @@ class _Planning:
         if barred:
             return _absent(name, made.p, v, barred)
         try:
-            costs = stage_costs(request.costs, made.p, v).split(1, made.placement.slices)
+            costs = self.pricing.costs(made.placement, made.has_split_backward)
             timeline = simulate(made, costs)
-        except (CostError, ScheduleError) as error:
+        except (CostError, PlanError, ScheduleError) as error:
             return _absent(name, made.p, v, str(error).splitlines()[0])
         value = measure(timeline, costs, request.objective)
         why = _over(request, timeline, v)
@@ -148,7 +161,7 @@ class _Planning:
                 continue
             bound = best_bound(asked, self.request.objective)
             goal = float(bound.value) * (asked.ticks.scale if asked.ticks.exact else 1)
-            search = Search(arena, starts, goal=goal + 1e-6, seed=self.request.seed)
+            search = Search(arena, starts, goal=goal, seed=self.request.seed)
             out.append(_Contest(variant, bound, search, "list scheduling"))
         return out
 
@@ -174,7 +187,7 @@ class _Planning:
             if not field_:
                 return
             for contest in field_:
-                if self.seconds > self.request.time_limit:
+                if self.seconds > self.request.time_limit and (lap or contest is not field_[0]):
                     return
                 if contest.search.round(workers):
                     contest.by = "search"
@@ -182,6 +195,31 @@ class _Planning:
             field_.sort(key=lambda c: float(c.value))
             if lap % 2 and len(field_) > 1:
                 field_ = field_[: (len(field_) + 1) // 2]
+
+    def _solve(self, contests: list[_Contest]) -> None:
+        """Lets the exact solver prove or improve the variants that are small and may still win."""
+        from hocket.planner.exact import solve
+
+        threads = self.request.threads or os.cpu_count() or 1
+        for contest in sorted(contests, key=lambda c: float(c.value)):
+            best = min([float(c.value) for c in contests] + [float(x[0]) for x in self.schedules])
+            asked = contest.variant.problem
+            left = self.request.solver_time - max(0.0, self.seconds - self.request.time_limit)
+            if contest.search.done or float(contest.bound.value) >= best:
+                continue
+            if asked.n > _SOLVABLE or left <= 0:
+                break
+            solved = solve(
+                asked, self.request.objective, contest.search.best, bound=contest.search.goal,
+                seconds=left, threads=threads, seed=self.request.seed,
+            )  # fmt: skip
+            if solved.found.cost < contest.search.best.cost:
+                contest.by = "exact solver"
+            contest.search.add(solved.found)
+            if solved.bound > contest.search.goal:
+                ticks = solved.bound + 1e-6 if asked.ticks.exact else solved.bound
+                contest.bound = Bound(asked.ticks.value(ticks), "proven by the exact solver")
+                contest.search.goal = solved.bound
 
     def _note(self, contests: list[_Contest], what: str) -> None:
         values = [c.value for c in contests] + [x[0] for x in self.schedules]
@@ -212,15 +250,24 @@ class _Planning:
         return Plan(
             request=request, schedule=made, costs=costs, value=value, makespan=timeline.makespan,
             span=timeline.span, bound=bound, floor=floor, found_by=by,
-            entrants=tuple(_ranked(self.entrants, value, by, request)),
+            entrants=tuple(_ranked(self.entrants, value, by)),
             history=tuple(self.history), seconds=self.seconds,
+            recompute=self._levels(made), layers=self._sizes(made),
+            finalists=tuple(_best_of(finalists, made)),
         )  # fmt: skip
+
+    def _sizes(self, made: Schedule) -> tuple[int, ...]:
+        return self.pricing.sizes(made.placement, made.has_split_backward)
+
+    def _levels(self, made: Schedule) -> tuple[str, ...]:
+        levels = self.pricing.levels.get((made.placement.paths, made.has_split_backward), ())
+        return tuple(x.name for x in levels)
 
     def _searched(self, contest: _Contest, made: Schedule, value: Number) -> Entrant:
         timeline = simulate(made, contest.variant.costs)
         why = ""
         if float(contest.bound.value) >= float(value):
-            why = "optimal for its placement"
+            why = "no order of its placement is better"
         return Entrant(
             name=f"{contest.by}: {contest.variant.name}", p=made.p, v=contest.variant.v,
             weights=made.placement.weight_copies, makespan=timeline.makespan, span=timeline.span,
@@ -237,10 +284,17 @@ class _Planning:
         from hocket.bounds import lower_bounds
 
         if self.request.objective == "makespan":
-            costs = stage_costs(self.request.costs, made.p, made.placement.n_stages // made.p)
-            costs = costs.split(1, made.placement.slices)
+            costs = self.pricing.costs(made.placement, made.has_split_backward)
             return max(lower_bounds(made, costs), key=lambda b: float(b.value))
         return Bound(0, "no bound of a span with slots of two actions")
+
+
+def _best_of(
+    finalists: list[tuple[Number, Schedule, Costs, str]], answer: Schedule, most: int = 6
+) -> list[tuple[str, Schedule, Costs]]:
+    """The best few, the answer first."""
+    ranked = sorted(finalists, key=lambda x: (x[1] is not answer, float(x[0])))
+    return [(by, made, costs) for _, made, costs, by in ranked[:most]]
 
 
 # --- measures ------------------------------------------------------------------------------------
@@ -366,7 +420,7 @@ def _excess(variant: Variant) -> float:
     return float((least(variant.problem) - variant.problem.cap).max())
 
 
-def _ranked(entrants: list[Entrant], value: Number, by: str, request: Request) -> list[Entrant]:
+def _ranked(entrants: list[Entrant], value: Number, by: str) -> list[Entrant]:
     """Best first; of a name with several options the best; each with why it is not the answer."""
     best: dict[tuple[str, int, int], Entrant] = {}
     for e in entrants:
@@ -376,9 +430,12 @@ def _ranked(entrants: list[Entrant], value: Number, by: str, request: Request) -
             best[key] = e
     out = []
     for e in sorted(best.values(), key=_order):
-        if e.value is not None and not e.why:
+        if e.value is not None:
             above = float(e.value) / float(value) - 1 if value else 0.0
-            e = e._replace(why=f"{above:.1%} slower" if above > 0 else "as good")
+            slower = f"{above:.1%} slower" if above > 5e-4 else "slower" if above > 0 else ""
+            mine = e.name == by or e.name.startswith(f"{by}: ")
+            word = slower or ("the plan" if mine else "as good")
+            e = e._replace(why=f"{word}; {e.why}" if e.why else word)
         out.append(e)
     return out
 

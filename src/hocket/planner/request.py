@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from hocket.bounds import Bound
 from hocket.costs import Costs, Number
 from hocket.errors import UsageError
 from hocket.ir import Placement, Schedule, linear, looped, mirrored, vshape, wave
+from hocket.planner.recompute import Level
 
 Limit = Number | tuple[Number, ...] | None
 
@@ -55,10 +56,12 @@ class Request:
     shapes, v, copies: placements that may be used, stages per rank, most copies of the weights.
     slices: most parts of a sequence. split: backward as I and W (True), whole (False), or either
     (None). named: also the registered schedules. recompute: what may be computed again instead of
-    held, see `recompute.py`. search: look for orders beyond the registered and listed ones.
-    objective: a key of OBJECTIVES.
-    time_limit: seconds; rounds: the most rounds of search (the answer depends on these and the
-    seed alone if the time suffices). solver: prove or improve with OR-tools where it is small.
+    held, stage by stage, see `recompute.py`. buffers: receive buffers beside the activations:
+    "none", one for each microbatch "in flight", or "each" of the step. layers: costs of layers
+    (lists of one value a layer), to be cut into stages; instead of costs. search: look for orders
+    beyond the registered and listed ones. objective: a key of OBJECTIVES. time_limit: seconds;
+    rounds: the most rounds of search (the answer depends on these and the seed alone if the time
+    suffices). solver: prove or improve with OR-tools where it is small enough, in solver_time more.
     """
 
     p: int | tuple[int, ...]
@@ -73,12 +76,15 @@ class Request:
     split: bool | None = None
     named: bool = True
     search: bool = True
-    recompute: tuple[Any, ...] = ()
+    recompute: tuple[Level, ...] = ()
+    buffers: str = "none"
+    layers: Costs | None = None
     objective: str = "makespan"
     time_limit: float = 20.0
     rounds: int = 1000
     seed: int = 0
     solver: bool = False
+    solver_time: float = 60.0
     threads: int | None = None
 
     def __post_init__(self) -> None:
@@ -97,6 +103,8 @@ class Request:
             for x in value if isinstance(value, tuple) else (value,):
                 if x is not None and not x > 0:
                     raise UsageError(f"{name} is {x!r}; it must be above 0")
+        if self.buffers not in ("none", "in flight", "each"):
+            raise UsageError(f"buffers is {self.buffers!r}; it must be none, in flight or each")
         if self.time_limit <= 0:
             raise UsageError(f"time limit is {self.time_limit}; it must be above 0")
 
@@ -145,7 +153,8 @@ class Plan:
 
     bound: of this schedule's placement and kinds; floor: of every placement considered. proven:
     value is the floor. found_by: where the order comes from. history: (seconds, value) whenever a
-    better one was found. recompute: level of each stage, if any.
+    better one was found. recompute: level, and layers: number of layers of each stage, if any.
+    finalists: the best orders by name, the answer first.
     """
 
     request: Request
@@ -161,6 +170,8 @@ class Plan:
     history: tuple[tuple[float, Number], ...]
     seconds: float
     recompute: tuple[str, ...] = ()
+    layers: tuple[int, ...] = ()
+    finalists: tuple[tuple[str, Schedule, Costs], ...] = ()
 
     @property
     def gap(self) -> float:

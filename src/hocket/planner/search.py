@@ -16,8 +16,10 @@ import numpy as np
 from hocket.ir import Array, Kind
 from hocket.planner.compiled import kernels
 from hocket.planner.problem import Problem
+from hocket.planner.unroll import shortened, shorter, unrolled
 
 _INF = 1e300
+_COOL = 1500  # actions from which on chains stay near their start
 _LARGE = 2000  # actions from which on policies do more than moves
 
 
@@ -103,6 +105,21 @@ class Arena:
         )  # fmt: skip
         return Found(_INF, order) if cost < 0 else Found(float(cost), best)
 
+    def begin(self, order: Array) -> Array:
+        """Start of each position of an order that can run, in ticks."""
+        p, n, k = self.problem, len(order), kernels()
+        occ, place = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+        level, rest, start, end = np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n)
+        queues = len(p.queues) - 1
+        k.label(order, occ, place, p.base)
+        k.levels(p.queues, order, p.take, p.free, p.cap, p.dur, level, rest)
+        k.advance(
+            p.queues, order, occ, p.base, p.dur, p.needs, p.need, p.delay, p.tail, rest, self.span,
+            _INF, -1.0, np.zeros(n), np.zeros(n), np.zeros(n), np.full(n, -1, dtype=np.int64), 0,
+            start, end, np.zeros(queues, dtype=np.int64), np.zeros((queues, 2)),
+        )  # fmt: skip
+        return start[p.base[order] + occ]
+
     @cached_property
     def _tables(self) -> tuple[Array, ...]:
         """first, closes, partner, wakes, types_of, n_types_of, head_room of the list scheduler."""
@@ -182,6 +199,11 @@ class Arena:
         tried = [(policy, self.tried(policy)) for policy in POLICIES]
         return sorted((x for x in tried if x[1].cost < _INF), key=lambda x: x[1].cost)
 
+    @property
+    def listed_cost(self) -> float:
+        """The best cost of list scheduling; infinite where nothing fits."""
+        return min([self.cost(self.serial()), *(f.cost for _, f in self.policies[:1])])
+
     def tried(self, policy: Policy) -> Found:
         """What a policy gives; infinite where it stops."""
         order = self.listed(policy)
@@ -211,6 +233,7 @@ class Chain(NamedTuple):
 
 # Temperatures of a round's chains: from gentle repair of a good start to a wide search.
 HEATS = ((0.15, 0.03), (0.3, 0.04), (0.06, 0.02), (0.5, 0.05))
+COOL = ((0.06, 0.02), (0.05, 0.005), (0.15, 0.03), (0.02, 0.002))  # for many actions
 
 
 class Search:
@@ -220,6 +243,7 @@ class Search:
         self.arena, self.goal, self.seed = arena, goal, seed
         self._pool = _kept(starts)
         self._turn = 0
+        self._small = self._shorter()
         self._moves = first_moves(arena.problem.n)
         self._policies = arena.policies
 
@@ -231,30 +255,76 @@ class Search:
     @property
     def done(self) -> bool:
         """True when nothing better exists."""
-        return self.best.cost <= self.goal
+        return self.best.cost <= self.goal * (1 + 1e-12)
+
+    def add(self, found: Found) -> None:
+        """Adds an order found elsewhere."""
+        self._pool = _kept([found, *self._pool])
 
     def round(self, workers: Executor) -> bool:
-        """Runs four chains; True when a better order was found. They grow while none is."""
+        """Runs some chains; True when a better order was found. They grow while none is.
+
+        With many actions also policies; with many microbatches mostly on fewer of them.
+        """
+        before, found = self.best.cost, []
+        n = self.arena.problem.n
+        small = self._small
+        if small is not None:
+            for _ in range(3):
+                small.round(workers)
+            found += self._unrolled(small)
+        if small is None or self._turn % 3 == 2:
+            found += self._annealed(workers)
+        if self._turn < 3 or n > _LARGE:
+            self._policies = self.arena.tune(
+                self._policies, trials=_trials(n), seed=self.seed * 31 + self._turn
+            )
+            found += [f for _, f in self._policies]
+        self._pool = _kept([*self._pool, *found])
+        self._turn += 1
+        better = self.best.cost < before
+        if not better:
+            self._moves = min(self._moves * 5 // 3, 50 * first_moves(n))
+        return better
+
+    def _annealed(self, workers: Executor) -> list[Found]:
+        heats = HEATS if self.arena.problem.n < _COOL else COOL
         jobs = [
             workers.submit(
                 self.arena.anneal, c.start, moves=self._moves, hot=c.hot, cold=c.cold,
                 goal=self.goal, seed=c.seed,
             )
-            for c in _chains(self._pool, self.seed, self._turn)
+            for c in _chains(self._pool, self.seed, self._turn, heats)
         ]  # fmt: skip
-        before, found = self.best.cost, []
-        n = self.arena.problem.n
-        if self._turn < 3 or n > _LARGE:
-            self._policies = self.arena.tune(
-                self._policies, trials=_trials(n), seed=self.seed * 31 + self._turn
-            )
-            found = [f for _, f in self._policies]
-        self._pool = _kept([*self._pool, *(job.result() for job in jobs), *found])
-        self._turn += 1
-        better = self.best.cost < before
-        if not better:
-            self._moves = min(self._moves * 5 // 3, 50 * first_moves(self.arena.problem.n))
-        return better
+        return [job.result() for job in jobs]
+
+    def _shorter(self) -> Search | None:
+        """A search with fewer microbatches, whose steady state can be repeated."""
+        asked = self.arena.problem
+        m = asked.placement.m
+        p = len(asked.queues) - 1
+        few = 2 * p + max(2, p // 2)
+        if asked.n < _LARGE or m < few + max(2, p // 2):
+            return None
+        small = shorter(asked, few)
+        if small is None:
+            return None
+        arena = Arena(small, self.arena.objective)
+        given = []
+        for found in self._pool[:2]:
+            begin = self.arena.begin(found.order)
+            given += shortened(asked, found.order, begin, small)
+        starts = arena.starts(given)
+        return Search(arena, starts, goal=-1.0, seed=self.seed) if starts else None
+
+    def _unrolled(self, small: Search) -> list[Found]:
+        """The best orders of the smaller search made longer."""
+        arena, out = small.arena, []
+        for found in small._pool[:2]:
+            begin = arena.begin(found.order)
+            for order in unrolled(arena.problem, found.order, begin, self.arena.problem):
+                out.append(Found(self.arena.cost(order), order))
+        return [f for f in out if f.cost < _INF]
 
 
 def _trials(n: int) -> int:
@@ -267,11 +337,13 @@ def first_moves(n: int) -> int:
     return max(2000, min(200_000, 60_000_000 // n)) if kernels().compiled else max(50, 200_000 // n)
 
 
-def _chains(pool: Sequence[Found], seed: int, turn: int) -> list[Chain]:
+def _chains(
+    pool: Sequence[Found], seed: int, turn: int, heats: Sequence[tuple[float, float]] = HEATS
+) -> list[Chain]:
     """Four chains: from the best two of the pool, one that walks down it, and the last."""
     picks = (0, min(1, len(pool) - 1), turn % len(pool), len(pool) - 1)
     return [
-        Chain(pool[i].order, *HEATS[(j + turn) % len(HEATS)], seed * 7919 + turn * 101 + j + 1)
+        Chain(pool[i].order, *heats[(j + turn) % len(heats)], seed * 7919 + turn * 101 + j + 1)
         for j, i in enumerate(picks)
     ]
 

@@ -11,11 +11,15 @@ from itertools import product
 from typing import Any
 
 from hocket.costs import Costs, Cycle, Number, per_stage
-from hocket.errors import CostError, UsageError
-from hocket.ir import Placement, Schedule
+from hocket.errors import CostError, PlanError, UsageError
+from hocket.ir import Kind, Placement, Queue, Schedule
+from hocket.planner.partition import cut_for, stages_from
 from hocket.planner.problem import SPLIT, WHOLE, Problem, problem
+from hocket.planner.recompute import Level, recomputed, with_receive_buffers
 from hocket.planner.request import SHAPES, Request, limits
 from hocket.schedules import Entry, build, entries
+
+Paths = tuple[tuple[Queue, ...], ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +54,37 @@ def stage_costs(costs: Costs, p: int, v: int) -> Costs:
     return costs.split(v)
 
 
+class Pricing:
+    """The costs of a request's stages: what they are given as, how cut, what is recomputed."""
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.cuts: dict[tuple[Paths, bool], tuple[int, ...]] = {}
+        self.levels: dict[tuple[Paths, bool], tuple[Level, ...]] = {}
+
+    def sizes(self, placement: Placement, split: bool) -> tuple[int, ...]:
+        """Layers of each stage; empty where the request gives stages."""
+        if self.request.layers is None:
+            return ()
+        key = placement.paths, split
+        if key not in self.cuts:
+            self.cuts[key] = cut_for(self.request.layers, placement)
+        return self.cuts[key]
+
+    def costs(self, placement: Placement, split: bool) -> Costs:
+        """Costs of each stage of a placement. Raises: CostError, PlanError."""
+        layers = self.request.layers
+        if layers is not None:
+            costs = stages_from(layers, self.sizes(placement, split))
+        else:
+            costs = stage_costs(self.request.costs, placement.p, placement.n_stages // placement.p)
+        costs = costs.split(1, placement.slices)
+        if self.request.buffers != "none":
+            costs = with_receive_buffers(costs, placement, each=self.request.buffers == "each")
+        levels = self.levels.get((placement.paths, split))
+        return costs if levels is None else recomputed(costs, levels)
+
+
 def room_of(request: Request, placement: Placement, costs: Costs) -> list[float] | None:
     """Bytes of each rank beside the static ones, or None without a limit in bytes."""
     given = limits(request.memory, placement.p, "memory")
@@ -66,7 +101,7 @@ def pairs_of(request: Request, p: int, v: int) -> tuple[Number, ...] | None:
     return None if given is None else tuple(x * v for x in given)
 
 
-def variants(request: Request) -> Iterator[Variant]:
+def variants(request: Request, pricing: Pricing) -> Iterator[Variant]:
     """Every placement and kind of backward that the request allows.
 
     Raises: CostError where the costs fit none of them.
@@ -80,8 +115,8 @@ def variants(request: Request) -> Iterator[Variant]:
             if request.split is not None and request.split != (kinds == SPLIT):
                 continue
             try:
-                found = _variant(request, shape, p, v, kinds)
-            except CostError as error:
+                found = _variant(pricing, shape, p, v, kinds)
+            except (CostError, PlanError) as error:
                 errors.append(error)
                 continue
             n += 1
@@ -90,14 +125,21 @@ def variants(request: Request) -> Iterator[Variant]:
         raise errors[0]
 
 
-def _variant(request: Request, shape: str, p: int, v: int, kinds: Any) -> Variant:
+def _variant(pricing: Pricing, shape: str, p: int, v: int, kinds: tuple[Kind, ...]) -> Variant:
     made = SHAPES[shape]
-    placement = made.make(p, request.m, v)
-    costs = stage_costs(request.costs, p, v)
-    room = room_of(request, placement, costs)
-    pairs = pairs_of(request, p, v)
-    asked = problem(placement, costs, kinds, in_flight=pairs, room=room)
-    return Variant(shape, p, v, made.copies, placement, costs, asked)
+    placement = made.make(p, pricing.request.m, v)
+    costs = pricing.costs(placement, kinds == SPLIT)
+    return Variant(shape, p, v, made.copies, placement, costs, asked(pricing, placement, kinds, v))
+
+
+def asked(pricing: Pricing, placement: Placement, kinds: tuple[Kind, ...], v: int) -> Problem:
+    """The problem of ordering these kinds on a placement, as it is priced now."""
+    costs = pricing.costs(placement, kinds == SPLIT)
+    room = room_of(pricing.request, placement, costs)
+    pairs = pairs_of(pricing.request, placement.p, v)
+    if room is not None and pairs is not None:
+        raise UsageError("give a limit in bytes or one of microbatches in flight, not both")
+    return problem(placement, costs, kinds, in_flight=pairs, room=room)
 
 
 def named(request: Request) -> Iterator[tuple[str, int, int, Schedule | str]]:

@@ -1,0 +1,102 @@
+"""A plan told in text and JSON.
+
+Imports request, render.compare.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Any
+
+from hocket.planner.request import OBJECTIVES, Plan
+from hocket.render.compare import format_time, table
+
+_ROWS = 16
+
+
+def plain(value: Any) -> Any:
+    """A number that JSON knows: fractions as floats."""
+    return float(value) if isinstance(value, Fraction) else value
+
+
+def as_json(plan: Plan) -> dict[str, Any]:
+    """The contract of `plan --json`: times in `unit`, in_flight as in `compare`."""
+    from hocket.text import dumps
+
+    s, request = plan.schedule, plan.request
+    return {
+        "schedule": s.name, "p": s.p, "m": request.m, "v": max(1, s.placement.n_stages // s.p),
+        "unit": request.costs.unit, "objective": request.objective,
+        "objective_means": OBJECTIVES[request.objective], "value": plain(plan.value),
+        "makespan": plain(plan.makespan), "span": plain(plan.span),
+        "lower_bound": plain(plan.bound.value), "lower_bound_argument": plan.bound.argument,
+        "gap": plan.gap, "floor": plain(plan.floor.value), "proven": plan.proven,
+        "found_by": plan.found_by, "seconds": plan.seconds, "seed": request.seed,
+        "weights": s.placement.weight_copies, "recompute": list(plan.recompute),
+        "layers": list(plan.layers),
+        "competitors": [{k: plain(x) for k, x in e._asdict().items()} for e in plan.entrants],
+        "history": [[seconds, plain(value)] for seconds, value in plan.history],
+        "sched": dumps(s),
+    }  # fmt: skip
+
+
+def as_text(plan: Plan) -> str:
+    """The plan for a reader: what it is, how good it can be, who loses and why."""
+    s, request = plan.schedule, plan.request
+    unit = request.costs.unit
+    out = [
+        f"{s.name}: p={s.p} m={request.m}, {_shape(plan)}; found by {plan.found_by}",
+        f"{request.objective} {format_time(plan.value, unit)} ({OBJECTIVES[request.objective]})",
+        f"makespan {format_time(plan.makespan, unit)}, span {format_time(plan.span, unit)}",
+        _bound_line(plan),
+    ]
+    if plan.recompute:
+        out.append(f"recomputed, by stage: {' '.join(plan.recompute)}")
+    if plan.layers:
+        out.append(f"layers of each stage: {' '.join(map(str, plan.layers))}")
+    out += ["", _table(plan), "", f"{plan.seconds:.1f} s, seed {request.seed}"]
+    return "\n".join(out)
+
+
+def _shape(plan: Plan) -> str:
+    placement = plan.schedule.placement
+    paths = [" ".join(str(q) for q in path) for path in placement.paths]
+    shown = " | ".join(p if len(p) <= 40 else p[:37] + "..." for p in paths)
+    return f"stages on ranks {shown}"
+
+
+def _bound_line(plan: Plan) -> str:
+    unit = plan.request.costs.unit
+    line = f"no order of this placement is below {format_time(plan.bound.value, unit)} "
+    line += f"({plan.bound.argument}): "
+    line += "this is optimal" if plan.gap <= 0 else f"this is within {plan.gap:.2%} of that"
+    if plan.floor.value < plan.bound.value and not plan.proven:
+        line += f"; of all placements tried none is below {format_time(plan.floor.value, unit)}"
+    return line
+
+
+def _table(plan: Plan) -> str:
+    shown = plan.entrants[:_ROWS]
+    rows = [
+        {
+            "candidate": e.name, "p": e.p, "v": e.v, "makespan": e.makespan, "span": e.span,
+            "in flight": e.in_flight, "bytes": e.peak_bytes,
+            "weights": f"{e.weights:g}x" if e.weights else "", "why not": e.why,
+        }
+        for e in shown
+    ]  # fmt: skip
+    columns = [
+        "candidate",
+        "p",
+        "v",
+        "makespan",
+        "span",
+        "in flight",
+        "bytes",
+        "weights",
+        "why not",
+    ]
+    if not any(e.peak_bytes for e in shown):
+        columns.remove("bytes")
+    more = len(plan.entrants) - len(shown)
+    return table(rows, columns) + (f"\n... and {more} more (--json has all)" if more > 0 else "")
