@@ -1,11 +1,12 @@
 // What is said of a tile or a gap, on hover and for the selection; the same words as `hocket`.
 
+// At most nine digits: times that are no small whole numbers come rounded to about as many.
 function short(value) {
-  if (Number.isInteger(value) && Math.abs(value) < 1e15) return String(value);
-  const whole = Math.max(4, Math.ceil(Math.log10(Math.abs(value) + 1)));
-  const exact = Number(value.toPrecision(12));
+  const exact = Number(value.toPrecision(9));
   const text = String(exact);
-  return text.length <= 8 ? text : String(Number(value.toPrecision(whole)));
+  if (Number.isInteger(exact) || text.length <= 8) return text;
+  const whole = Math.max(4, Math.ceil(Math.log10(Math.abs(value) + 1)));
+  return String(Number(value.toPrecision(whole)));
 }
 
 function said(app, view, steps) {
