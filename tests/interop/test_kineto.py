@@ -9,7 +9,13 @@ import pytest
 from hocket import build, simulate
 from hocket.costs import Costs, load_costs
 from hocket.errors import TextError, UsageError
-from hocket.interop.kineto import kernel_spans, rank_trace, read_recording, recording
+from hocket.interop.kineto import (
+    annotated_kernels,
+    kernel_spans,
+    rank_trace,
+    read_recording,
+    recording,
+)
 from hocket.interop.loading import load_foreign, measured_case
 from hocket.interop.measured import Messages, clocks_of, costs_toml, readings
 from hocket.ir import Kind
@@ -193,6 +199,22 @@ def test_times_of_the_gpu_are_taken_by_correlation_where_it_was_traced():
     assert float(seen.makespan) == 90
     assert "times of computation are those of the GPU" in run.notes
     assert float(readings([seen]).costs().F[0]) == 40
+
+
+def test_ranges_of_any_name_get_their_kernels_by_stream():
+    launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "dur": 1, "tid": 2571}
+    kernel = {"ph": "X", "cat": "kernel", "dur": 10}
+    events = [_range("mlp(F)", 0, 10), _range("attn(B)", 10, 20), _range("other", 0, 30)]
+    for number, (at, stream) in enumerate([(1, 7), (2, 27), (11, 7), (12, 7), (25, 7)]):
+        events.append({**launch, "ts": at, "args": {"correlation": number}})
+        events.append({
+            **kernel, "name": "gemm", "ts": 100 + 10 * number,
+            "args": {"stream": stream, "correlation": number, "queued": 0},
+        })  # fmt: skip
+    data = json.dumps({"schemaVersion": 1, "traceEvents": events}).encode()
+    assert annotated_kernels(data, r"\w+\([FB]\)") == [
+        ("mlp(F)", 7, 100, 110), ("mlp(F)", 27, 110, 120), ("attn(B)", 7, 120, 140),
+    ]  # fmt: skip
 
 
 def test_device_ranges_of_the_profiler_are_taken_first():

@@ -56,6 +56,7 @@ class Event(msgspec.Struct, gc=False):
 
 class _Correlated(msgspec.Struct, gc=False):
     correlation: int | None = None
+    stream: int = 0
 
 
 class _Distributed(msgspec.Struct):
@@ -265,6 +266,54 @@ def kernel_spans(
             first, last = out.get(i, (start, end))
             out[i] = min(first, start), max(last, end)
     return out
+
+
+class Annotated(NamedTuple):
+    """What the GPU did for one range of the host on one stream: first start, last end; us."""
+
+    name: str
+    stream: int
+    start: float
+    end: float
+
+
+def annotated_kernels(data: bytes, pattern: str, source: str = "<trace>") -> list[Annotated]:
+    """The work on the GPU of the ranges whose name fits a pattern, by stream, in order of start.
+
+    For traces whose ranges lie on the host only, with names of their own: a kernel belongs to the
+    range, not nested in another that fits, in which it was launched on whatever thread.
+
+    Raises: TextError.
+    """
+    try:
+        events = msgspec.json.decode(data, type=_File).traceEvents
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TextError(source, [(1, f"not a trace of torch.profiler: {error}")]) from None
+    fits = re.compile(pattern).fullmatch
+    ranges = sorted(
+        (e for e in events if e.cat == "user_annotation" and fits(e.name)), key=lambda e: e.ts
+    )
+    launched = {
+        number: e.ts
+        for e in events
+        if e.cat in ("cuda_runtime", "cuda_driver") and (number := _correlation(e)) is not None
+    }
+    by_stream: dict[int, list[tuple[float, float, float]]] = {}
+    for e in events:
+        if e.ph == "X" and e.cat == "kernel":
+            found = msgspec.json.decode(bytes(e.args), type=_Correlated)
+            if found.correlation in launched:
+                one = (launched[found.correlation], e.ts, e.ts + e.dur)
+                by_stream.setdefault(found.stream, []).append(one)
+    spans = [(e.ts, e.ts + e.dur) for e in ranges]
+    return sorted(
+        (
+            Annotated(ranges[i].name, stream, start, end)
+            for stream, kernels in by_stream.items()
+            for i, (start, end) in kernel_spans(spans, kernels).items()
+        ),
+        key=lambda x: (x.start, x.stream),
+    )
 
 
 def _by_occurrence(host: list[Event], device: list[Event]) -> dict[int, tuple[float, float]]:
