@@ -251,6 +251,13 @@ def test_the_lock_step_runtime_needs_padding_by_columns():
     assert texts(padded, runtime="multi") == []
 
 
+def test_padding_puts_nothing_in_the_column_of_what_it_needs():
+    padded = torch_order(build("gpipe", p=2, m=2), "padded")
+    assert padded.text == "0F0,0F1,,0B0,0B1\n,1F0,1F1,1B0,1B1\n".replace("0F1,,0B0", "0F1,,,0B0")
+    with pytest.raises(ScheduleError, match="zb-v has neighbouring stages on one rank"):
+        torch_order(build("zb-v", p=2, m=4), "padded")
+
+
 def test_blocks_rows_and_eval_are_told_as_notes():
     order = torch_order(build("dualpipev", p=2, m=4), overlap=True)
     notes = check_torch(read_rows(order.text)).notes

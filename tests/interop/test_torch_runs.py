@@ -6,7 +6,7 @@ from statistics import median
 
 import pytest
 from torch_cases import cases
-from torch_ranks import Profiled, on_four_ranks, order_of
+from torch_ranks import Case, Profiled, on_four_ranks, order_of
 
 from hocket import build, check, dumps, loads, simulate
 from hocket.interop.kineto import rank_trace, recording
@@ -46,6 +46,10 @@ PROFILED = [
     )
 ]  # fmt: skip
 
+PADDED = [
+    Case(f"{name} by columns", dumps(build(name, p=p, m=m, v=v)), "multi")
+    for name, p, m, v in (("1f1b", 2, 4, None), ("interleaved", 2, 4, 2), ("zb-h1", 4, 8, None))
+]
 SHARDED = [(dumps(build(name, p=2, m=4, v=v)),) for name, v in (("zb-v", None), ("interleaved", 3))]
 
 
@@ -59,7 +63,7 @@ def runs(tmp_path_factory):
     with FileLock(f"{shared}.lock"):
         if not shared.exists():
             jobs = {
-                "run_cases": CASES,
+                "run_cases": [*CASES, *PADDED],
                 "run_deferred": list(DEFERRED),
                 "run_profiled": PROFILED,
                 "run_sharded": SHARDED,
@@ -141,3 +145,13 @@ def test_a_recorded_trace_gives_the_order_the_time_and_the_costs_of_the_run(runs
 def test_stages_sharded_by_fsdp_get_the_gradients_of_one_process(runs):
     for number in range(len(SHARDED)):
         assert max(rank[number] for rank in runs["run_sharded"]) <= EXACT
+
+
+def test_padded_files_are_right_in_the_runtime_that_goes_by_columns(runs):
+    for number, case in enumerate(PADDED, len(CASES)):
+        assert max(outcome.error for outcome in _seen(runs, "run_cases", number)) <= EXACT
+        file = read_rows(order_of(case).text)
+        assert check_torch(file, runtime="multi").ok
+        assert import_csv(order_of(case).text, name=loads(case.sched).name).schedule == loads(
+            case.sched
+        )

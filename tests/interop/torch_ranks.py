@@ -27,7 +27,7 @@ _GROUPS: list[Any] = []
 
 
 class Case(NamedTuple):
-    """One run. how: "csv", "messages" (both load a file) or "schedule" (torch_schedule)."""
+    """One run. how: "csv", "messages", "multi" (all load a file) or "schedule" (torch_schedule)."""
 
     name: str
     sched: str
@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
 
 
 def order_of(case: Case) -> TorchOrder:
-    form = "compute" if case.how == "csv" else "messages"
+    form = {"csv": "compute", "multi": "padded"}.get(case.how, "messages")
     late = case.receives if form == "messages" else "early"
     return torch_order(loads(case.sched), form, receives=late, overlap=case.overlap)
 
@@ -239,11 +239,13 @@ def _run(case, group, path):
     else:
         file = path.with_suffix(".csv")
         file.write_text(order.text)
-        runtime = schedules._PipelineScheduleRuntime(stages, s.m, loss_fn=mean_square)
-        form = "compute_only" if case.how == "csv" else "compute_comms"
+        multi = case.how == "multi"
+        kind = schedules.PipelineScheduleMulti if multi else schedules._PipelineScheduleRuntime
+        runtime = kind(stages, s.m, loss_fn=mean_square)
+        form = "compute_comms" if case.how == "messages" else "compute_only"
         runtime._load_csv(str(file), format=form)
     error, largest = compared(runtime, stages, n, s.m)
-    return Outcome(error, largest, *_dumps(runtime, path))
+    return Outcome(error, largest, *([""] * 2 if case.how == "multi" else _dumps(runtime, path)))
 
 
 def _dumps(runtime, path):

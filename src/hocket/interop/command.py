@@ -36,8 +36,10 @@ def export_command(args: argparse.Namespace) -> int:
 def _export_torch(args: argparse.Namespace) -> tuple[str, tuple[str, ...], dict[str, Any]]:
     from hocket.interop.torch_csv import torch_order
 
+    if args.comms and args.padded:
+        raise UsageError("--padded is for files without messages; leave out --comms")
     order = torch_order(
-        args.schedule, "messages" if args.comms else "compute",
+        args.schedule, "messages" if args.comms else "padded" if args.padded else "compute",
         receives=args.receives, overlap=args.overlap, unshard=args.unshard,
     )  # fmt: skip
     return order.text, order.notes, {"microbatches": list(order.microbatches)}

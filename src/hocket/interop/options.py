@@ -21,6 +21,11 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         "--comms", action="store_true", help="write the messages too (torch's compute_comms)"
     )
     group.add_argument(
+        "--padded",
+        action="store_true",
+        help="with empty cells, for PipelineScheduleMulti, which goes by columns",
+    )
+    group.add_argument(
         "--receives",
         choices=("early", "late"),
         default="early",

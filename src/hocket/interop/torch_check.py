@@ -365,7 +365,7 @@ def _lock_step(file: TorchFile, schedule: Schedule) -> Iterator[Problem]:
                 yield _problem(
                     rank, cell, f"{leaf} stands no later than {source} (rank {at[source][0]} cell "
                     f"{at[source][1].column}); PipelineScheduleMulti goes by columns and would "
-                    "compute on what is not there: pad with empty cells, or use "
+                    "compute on what is not there: pad with empty cells (export --padded), or use "
                     "_PipelineScheduleRuntime",
                 )  # fmt: skip
 

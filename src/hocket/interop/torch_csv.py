@@ -1,6 +1,6 @@
 """Schedules as CSV files of torch.distributed.pipelining, out and in.
 
-Imports checker, lower, ir, placing, torch_lowering and torch_text.
+Imports checker, graph, lower, ir, placing, torch_lowering and torch_text.
 """
 
 from __future__ import annotations
@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import PurePath
 
 import numpy as np
 
 from hocket.checker import check
 from hocket.errors import ScheduleError, UsageError
+from hocket.graph import graph, longest_path
 from hocket.interop.placing import placement_of
 from hocket.interop.torch_lowering import add_reduce_grad, add_unshard
 from hocket.interop.torch_text import (
@@ -31,7 +33,7 @@ from hocket.lower import insert_communication, strip_communication
 from hocket.lower.receives import defer_receives
 from hocket.lower.slots import forwards_first
 
-FORMS = ("compute", "messages")
+FORMS = ("compute", "messages", "padded")
 RECEIVES = ("early", "late")
 
 
@@ -39,7 +41,8 @@ RECEIVES = ("early", "late")
 class TorchOrder:
     """An order that torch runs as meant.
 
-    schedule: what it says, microbatches relabelled, as hocket has it. microbatches: the number
+    schedule: what it says, microbatches relabelled, as hocket has it. rows: of each rank; columns
+    that stay empty, if any, by `padding`: how many before each item. microbatches: the number
     that torch knows each microbatch of the original by, `[microbatch]`. notes: what the user of
     the file has to know.
     """
@@ -48,11 +51,17 @@ class TorchOrder:
     rows: list[list[Item]]
     microbatches: tuple[int, ...]
     notes: tuple[str, ...]
+    padding: list[list[int]] | None = None
 
     @property
     def text(self) -> str:
         """The CSV."""
-        return dump_rows(self.rows)
+        if self.padding is None:
+            return dump_rows(self.rows)
+        return dump_rows(
+            [cell for item, n in zip(row, empty, strict=True) for cell in (*[None] * n, item)]
+            for row, empty in zip(self.rows, self.padding, strict=True)
+        )
 
 
 @dataclass(frozen=True)
@@ -74,9 +83,11 @@ def torch_order(
     """The schedule as torch's `_PipelineScheduleRuntime` runs it.
 
     form: "compute" leaves messages to torch ("compute_only"); "messages" writes them
-    ("compute_comms"). receives: "late" moves each RECV to its consumer, past computation only.
-    overlap: write a slot of a forward and a backward as OVERLAP_F_B instead of one after the
-    other. unshard: write UNSHARD and RESHARD, which stages with FSDP need ("messages" only).
+    ("compute_comms"); "padded" is for `PipelineScheduleMulti`, which goes by columns: computation
+    with empty cells, so that nothing stands in the column of what it needs. receives: "late" moves
+    each RECV to its consumer, past computation only. overlap: write a slot of a forward and a
+    backward as OVERLAP_F_B instead of one after the other. unshard: write UNSHARD and RESHARD,
+    which stages with FSDP need ("messages" only).
 
     Raises: ScheduleError where torch cannot run it, with the reason.
     """
@@ -88,11 +99,13 @@ def torch_order(
     schedule, numbers = relabelled(schedule)
     notes = _notes(schedule, numbers)
     ordered = schedule if overlap else unrolled(schedule)
-    if form == "compute":
-        ordered = strip_communication(ordered)
+    if form != "messages":
         if receives == "late" or unshard:
             raise UsageError("receives and unshard are for files with messages (--comms)")
-        return TorchOrder(schedule, [_row(ordered, r) for r in range(ordered.p)], numbers, notes)
+        padded = form == "padded"
+        ordered = strip_communication(unrolled(schedule) if padded else ordered)
+        rows = [_row(ordered, rank) for rank in range(ordered.p)]
+        return TorchOrder(schedule, rows, numbers, notes, _padding(ordered) if padded else None)
     if not ordered.has_communication:
         ordered = insert_communication(ordered)
     if receives == "late":
@@ -213,6 +226,26 @@ def unrolled(schedule: Schedule) -> Schedule:
         name=s.name, placement=s.placement, queues=s.queues, codes=s.codes,
         slots=np.arange(len(s.codes) + 1), starts=s.slots[s.starts],
     )  # fmt: skip
+
+
+def _padding(schedule: Schedule) -> list[list[int]]:
+    """How many columns stay empty before each slot, if each takes one and starts when it can.
+
+    Raises: ScheduleError where a rank holds neighbouring stages.
+    """
+    path = [queue.rank for queue in schedule.placement.paths[0]]
+    if any(a == b for a, b in pairwise(path)) and schedule.p > 1:
+        raise ScheduleError(
+            f"{schedule.name} has neighbouring stages on one rank, which PipelineScheduleMulti "
+            "does not run; _PipelineScheduleRuntime does, and needs no padding"
+        )
+    g = graph(schedule)
+    unit = np.ones(g.n_nodes, dtype=np.int64)
+    start = longest_path(g, unit, np.zeros(len(g.needs), dtype=np.int64)).start
+    return [
+        (np.diff(start[first:last], prepend=-1) - 1).tolist()
+        for first, last in pairwise(schedule.starts.tolist())
+    ]
 
 
 def _row(schedule: Schedule, rank: int) -> list[Item]:
