@@ -148,3 +148,13 @@ def test_each_wait_of_a_blocked_message_names_its_own_other_side():
         "  rank 1 slot 0: 1RECV_F0 waits for 0SEND_F0 on rank 0 (the other side of the message), "
         "which stands behind 0SEND_F1",
     ]
+
+
+def test_a_circle_through_a_slot_closes_on_paper():
+    (text,) = _texts(written("x", ["0 1"], "0: 0F0+0B0", "1: 1F0 1B0"))
+    assert text == (
+        "deadlock: these wait for each other in a circle:\n"
+        "  rank 0 slot 0: 0B0 waits for 1B0 on rank 1 (the gradient of its output), "
+        "which stands behind 1F0\n"
+        "  rank 1 slot 0: 1F0 waits for 0F0 on rank 0 (its input), which runs together with 0B0"
+    )

@@ -108,12 +108,26 @@ def test_compare_takes_names_with_options(capsys):
          "1f1b has 1 stage(s) per rank; v=2 is not possible"),
         (["show", "1f1b", "-p", 4, "-m", 4, "-o", "x=1"], 2,
          "1f1b has no option 'x'; its options: none"),
-        (["show", "1f1b", "-p", 4, "-m", 4, "-o", "x"], 2, "expected key=value, found 'x'"),
+        (["show", "1f1b", "-p", 4, "-m", 4, "-o", "x"], 2,
+         "expected key=value, found 'x' (a file is named with --output)"),
         (["show", "chimera", "-p", 4, "-m", 4, "-o", "pipes=two"], 2,
          "pipes is 'two'; it must be a whole number"),
         (["show", "none.sched"], 2, "none.sched: cannot be read: No such file or directory"),
         (["check", "1f1b", "-p", 4, "-m", 4, "--transport", "pigeon"], 2,
          "there is no transport 'pigeon'; choose from tagged, ordered, rendezvous"),
+        (["show", "chimera:pipes=0", "-p", 4, "-m", 8], 2, None),
+        (["show", "1f1b", "-p", 4, "-m", 4, "--width", -5], 2,
+         "--width is -5; it must be 40 or more"),
+        (["show", "interleaved", "-p", 4, "-m", 8, "-o", "p=2"], 2,
+         "p is given twice: -p 4 and p=2"),
+        (["show", "interleaved", "-p", 4, "-m", 8, "-o", "group=4", "-o", "group=8"], 2,
+         "group is given twice: 4 and 8"),
+        (["simulate", "1f1b", "-p", 2, "-m", 2, "--trace", "x.json", "--ranks", "0-999999999999"],
+         2, "there are no ranks 0-999999999999 (they are 0 to 1, rising)"),
+        (["show", "dualpipe", "-p", 3, "-m", 7], 2,
+         "dualpipe needs p even and m even; given p=3 m=7; nearest that fit: p=2 m=6"),
+        (["run", "1f1b", "-p", 2, "-m", 2, "--trace", "/none/x.json"], 2,
+         "/none/x.json: cannot be written there"),
         (["compare"], 2, "compare needs -p and -m"),
         (["simulate", "1f1b", "-p", 2, "-m", 2, "--costs", "none.toml"], 2,
          "none.toml: cannot be read: No such file or directory"),
@@ -181,3 +195,56 @@ def test_a_function_of_ones_own_is_a_schedule(capsys, tmp_path, monkeypatch):
     ]:
         status, _, err = _run(capsys, "check", word, "-p", 2, "-m", 3)
         assert status == 2 and message in err
+
+
+def test_a_mistake_in_ones_own_function_is_one_sentence_with_its_line(
+    capsys, tmp_path, monkeypatch
+):
+    (tmp_path / "boom_for_test.py").write_text(
+        "def boom(p, m):\n    raise ValueError('my own mistake')\n\ndef other(x):\n    pass\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    status, _, err = _run(capsys, "check", "boom_for_test:boom", "-p", 2, "-m", 3)
+    assert status == 2
+    assert err.startswith("hocket: boom_for_test:boom failed: ValueError: my own mistake (")
+    assert err.endswith("boom_for_test.py:2)\n")
+    status, _, err = _run(capsys, "check", "boom_for_test:other", "-p", 2, "-m", 3)
+    assert (status, err) == (
+        2, "hocket: boom_for_test:other: a generator is called as other(p, m, *, options)\n"
+    )  # fmt: skip
+
+
+def test_a_terminal_without_the_characters_gets_plain_ones(tmp_path):
+    import os
+    import subprocess
+    import sys
+
+    words = [sys.executable, "-m", "hocket", "show", "zb-h1", "-p", "4", "-m", "4"]
+    done = subprocess.run(
+        words, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"}, check=True
+    )
+    assert b"F0" in done.stdout and b"?" not in done.stdout
+    closed = subprocess.run(f"{' '.join(words)} >&-", shell=True, capture_output=True, check=False)
+    assert (closed.returncode, closed.stderr) == (0, b"")
+    full = subprocess.run(
+        f"{' '.join(words)} >/dev/full", shell=True, capture_output=True, check=False
+    )
+    assert full.returncode == 1
+    assert full.stderr == b"hocket: cannot write: No space left on device\n"
+
+
+def test_two_schedules_are_compared_with_limits_for_ci(capsys):
+    size = ["-p", 4, "-m", 8]
+    status, out, err = _run(capsys, "compare", *size, "zb-h1", "1f1b", "--max-makespan", 30)
+    assert (status, err) == (1, "hocket: makespan is 33, the limit 30\n")
+    assert "makespan: 27 -> 33" in out
+    assert _run(capsys, "compare", *size, "1f1b", "zb-h1", "--max-makespan", 30)[0] == 0
+    status, out, _ = _run(capsys, "compare", *size, "1f1b", "zb-h1", "--chart", "--json")
+    assert json.loads(out)["change"]["makespan"] == {"before": 33, "after": 27}
+
+
+def test_a_file_is_recognised_whatever_it_is_called(capsys, tmp_path):
+    path = tmp_path / "x.sched"
+    text = _run(capsys, "show", "eager-1f1b", "-p", 3, "-m", 6, "--format", "sched")[1]
+    path.write_text(text.replace("name eager-1f1b", "name mine"))
+    assert _run(capsys, "show", path)[1].endswith("this is eager-1f1b -p 3 -m 6\n")

@@ -12,9 +12,9 @@ SRC = Path(hocket.__file__).parent
 LAYERS = [
     {"errors"}, {"profiles"}, {"ir"}, {"deps"}, {"loops"}, {"graph"}, {"costs"},
     {"timeline", "policy", "text", "lower", "moe"}, {"checker"}, {"contention"}, {"simulator"},
-    {"incremental", "samples"}, {"bounds", "schedules"}, {"render", "trace", "planner"}, {"summary"},
-    {"explain", "recognise", "interop"}, {"planner"}, {"runtime", "demo"}, {"tour"}, {"cli"},
-    {"__main__", "__init__"},
+    {"incremental", "samples"}, {"bounds", "schedules"},
+    {"render", "trace", "explain", "recognise"}, {"summary"}, {"planner", "interop"},
+    {"runtime", "demo"}, {"tour"}, {"cli"}, {"__main__", "__init__"},
 ]  # fmt: skip
 
 

@@ -41,10 +41,9 @@ class Report:
     def __str__(self) -> str:
         s = self.schedule
         if self.ok:
-            return (
-                f"{s.name}: {len(s.codes)} actions on {s.p} ranks, complete, no deadlock "
-                f"({self.transport})"
-            )
+            actions = f"{len(s.codes)} action{'s' * (len(s.codes) != 1)}"
+            ranks = f"{s.p} rank{'s' * (s.p != 1)}"
+            return f"{s.name}: {actions} on {ranks}, complete, no deadlock ({self.transport})"
         return "\n".join(p.text for p in self.problems)
 
 
@@ -350,8 +349,8 @@ def _deadlock(g: Graph) -> list[Problem]:
     where = _Where(g.schedule)
     circle = list(cycle(g))
     lines = []
-    for (_, edge), (after, _) in zip(circle, circle[1:] + circle[:1], strict=True):
-        a = int(g.target[edge])
+    for (_, edge), (after, next_edge) in zip(circle, circle[1:] + circle[:1], strict=True):
+        a, next_action = int(g.target[edge]), int(g.target[next_edge])
         wanted, reason = _wanted(g, a, int(g.source[edge]))
         text = (
             f"{where.place(a)}: {where.action(a)} waits for {where.action(wanted)} "
@@ -359,6 +358,8 @@ def _deadlock(g: Graph) -> list[Problem]:
         )
         if int(g.node_of_action[wanted]) != after:
             text += f", which stands behind {where.action(int(g.first_action[after]))}"
+        elif wanted != next_action:
+            text += f", which runs together with {where.action(next_action)}"
         lines.append(text)
     first = int(g.target[circle[0][1]])
     text = "deadlock: these wait for each other in a circle:\n  " + "\n  ".join(lines)

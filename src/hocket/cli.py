@@ -6,10 +6,12 @@ Heavy modules are imported inside the command that needs them.
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +23,7 @@ from hocket.errors import CostError, HocketError, TextError, UsageError
 if TYPE_CHECKING:
     from hocket.costs import Costs
     from hocket.ir import Schedule
+    from hocket.recognise import Diff
     from hocket.schedules import Entry
     from hocket.summary import Competitor
     from hocket.timeline import Timeline
@@ -28,28 +31,49 @@ if TYPE_CHECKING:
 _SCHEDULE_HELP = "a name from `hocket list`, name:key=value,..., module:function, or a .sched file"
 
 
+_NARROWEST = 40  # columns of a grid
 _LARGE = 100_000  # actions from which on a trace is measured before it is written
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status: 0, 1 cannot run, 2 wrong use or unreadable."""
+    _prepare_output()
     parser = _parser()
     args = parser.parse_args(argv)
     if not hasattr(args, "run"):
         parser.print_help()
         return 2
     try:
-        return args.run(args)
+        status = args.run(args)
+        sys.stdout.flush()
+        return status
     except (UsageError, TextError, CostError) as error:
         return _fail(error, 2)
     except HocketError as error:
         return _fail(error, 1)
     except BrokenPipeError:  # the reader (`| head`) has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
     except KeyboardInterrupt:
         print("hocket: stopped", file=sys.stderr)
         return 130
+    except OSError as error:  # a full disk under the output, say
+        _drop_output()
+        return _fail(UsageError(f"cannot write: {error.strerror}"), 1)
+
+
+def _prepare_output() -> None:
+    """Makes sure that printing cannot fail for want of a stream or of a character."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (lives as long as the process)
+    elif isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def _drop_output() -> None:
+    """What is still in the buffer goes nowhere."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _fail(error: HocketError, status: int) -> int:
@@ -71,7 +95,8 @@ def _parser() -> argparse.ArgumentParser:
     def command(name: str, run: Callable[[argparse.Namespace], int], text: str) -> Any:
         sub = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         sub.set_defaults(run=run)
-        sub.add_argument("--json", action="store_true", help="print one JSON object")
+        if name != "demo":
+            sub.add_argument("--json", action="store_true", help="print one JSON object")
         return sub
 
     command("list", _list, "every schedule, what it needs, its weights and source")
@@ -104,6 +129,10 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("names", nargs="*", metavar="SCHEDULE", help=_SCHEDULE_HELP)
     _add_size(compare)
     _add_costs(compare)
+    compare.add_argument("--chart", action="store_true", help="draw bubble against memory too")
+    limits = compare.add_argument_group("exactly two schedules: what the second one changes")
+    limits.add_argument("--max-makespan", type=float, metavar="T", help="exit 1 if it takes longer")
+    limits.add_argument("--max-bytes", type=float, metavar="N", help="exit 1 if a rank needs more")
     demo = command("demo", _demo, "a tour: compare, draw, trace, and train a small model")
     demo.add_argument("--output", default="traces", help="folder for the traces")
     _add_brought(command)
@@ -141,6 +170,12 @@ def _brought(name: str, package: str, takes_schedule: bool, args: argparse.Names
         args.output = files[-1] if files else args.output
     if takes_schedule:
         args.schedule = _schedule(args)
+    if package == "runtime":
+        from hocket.checker import check
+
+        check(args.schedule).raise_if_bad()
+        for path in (getattr(args, "trace", None), getattr(args, "output", None)):
+            _writable(path)
     return getattr(import_module(f"hocket.{package}.command"), f"{name}_command")(args)
 
 
@@ -173,9 +208,7 @@ def _schedule(args: argparse.Namespace) -> Schedule:
     """The schedule that the arguments name."""
     if _is_file(args.schedule):
         return _from_file(args)
-    name, options = _named(args.schedule)
-    for word in args.option:
-        options.update(_option(word))
+    name, options = _named(args.schedule, args.option)
     return _built(name, args, options)
 
 
@@ -188,9 +221,11 @@ def _built(name: str, args: argparse.Namespace, options: dict[str, Any]) -> Sche
 
 def _sizes(name: str, args: argparse.Namespace, options: dict[str, Any]) -> dict[str, Any]:
     """p, m and v from the flags, or taken out of the options."""
-    size = {"p": args.p, "m": args.m, "v": args.v} | {
-        k: options.pop(k) for k in ("p", "m", "v") if k in options
-    }
+    size = {"p": args.p, "m": args.m, "v": args.v}
+    for key in size:
+        if key in options and size[key] is not None:
+            raise UsageError(f"{key} is given twice: -{key} {size[key]} and {key}={options[key]}")
+    size |= {k: options.pop(k) for k in size if k in options}
     for key, what in (("p", "ranks"), ("m", "microbatches")):
         if size[key] is None:
             raise UsageError(f"{name} needs the number of {what}: give -{key}")
@@ -215,32 +250,49 @@ def _from_file(args: argparse.Namespace) -> Schedule:
     return schedule
 
 
-def _named(word: str) -> tuple[str, dict[str, Any]]:
+def _named(word: str, more: Sequence[str] = ()) -> tuple[str, dict[str, Any]]:
     """Name and options of `interleaved:v=4,group=8`, `module:function` or both."""
     name, _, rest = word.partition(":")
-    first, _, more = rest.partition(":")
+    first, _, last = rest.partition(":")
     if first and "=" not in first:
-        name, rest = f"{name}:{first}", more
-    options: dict[str, Any] = {}
-    for part in filter(None, rest.split(",")):
-        options.update(_option(part))
-    return name, options
+        name, rest = f"{name}:{first}", last
+    return name, _options([*filter(None, rest.split(",")), *more])
 
 
 def _option(word: str) -> dict[str, Any]:
     key, equals, value = word.partition("=")
     if not equals or not key:
-        raise UsageError(f"expected key=value, found {word!r}")
+        raise UsageError(f"expected key=value, found {word!r} (a file is named with --output)")
     try:
         return {key: int(value)}
     except ValueError:
         return {key: value}
 
 
+def _options(words: Sequence[str]) -> dict[str, Any]:
+    """key=value words as options; none may be given twice."""
+    out: dict[str, Any] = {}
+    for word in words:
+        for key, value in _option(word).items():
+            if key in out:
+                raise UsageError(f"{key} is given twice: {out[key]} and {value}")
+            out[key] = value
+    return out
+
+
 def _costs(args: argparse.Namespace) -> Costs:
     from hocket.costs import Costs, load_costs
 
     return load_costs(args.costs) if args.costs else Costs()
+
+
+def _writable(path: str | None) -> None:
+    """Raises UsageError now, not after the work, where a file cannot be written."""
+    if not path:
+        return
+    folder = Path(path).parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK) or Path(path).is_dir():
+        raise UsageError(f"{path}: cannot be written there")
 
 
 # --- commands ----------------------------------------------------------------------------------
@@ -297,6 +349,11 @@ def _show(args: argparse.Namespace) -> int:
         text = json.dumps(as_json(schedule)) + "\n"
     else:
         text = _picture(schedule, args, form)
+        if form == "grid" and _is_file(args.schedule):
+            from hocket.recognise import recognise
+
+            match = recognise(schedule)
+            text += "" if match is None else f"{match}\n"
     if not args.output:
         print(text, end="")
         return 0
@@ -310,6 +367,8 @@ def _show(args: argparse.Namespace) -> int:
 def _picture(schedule: Schedule, args: argparse.Namespace, form: str) -> str:
     from hocket.simulator import simulate
 
+    if args.width is not None and args.width < _NARROWEST:
+        raise UsageError(f"--width is {args.width}; it must be {_NARROWEST} or more")
     timeline = simulate(schedule, _costs(args))
     if form == "svg":
         from hocket.render.svg import svg
@@ -317,8 +376,18 @@ def _picture(schedule: Schedule, args: argparse.Namespace, form: str) -> str:
         return svg(timeline) + "\n"
     from hocket.render.grid import grid
 
-    colour = sys.stdout.isatty() and not args.output and "NO_COLOR" not in os.environ
-    return grid(timeline, width=args.width, colour=colour) + "\n"
+    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    colour = sys.stdout.isatty() and not args.output and not plain
+    return grid(timeline, width=args.width, colour=colour, ascii=not _draws_lines()) + "\n"
+
+
+def _draws_lines() -> bool:
+    """True where the output takes the characters of the grid."""
+    try:
+        "│·┬─".encode(getattr(sys.stdout, "encoding", None) or "utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _check(args: argparse.Namespace) -> int:
@@ -365,7 +434,7 @@ def _write_trace(timeline: Timeline, args: argparse.Namespace) -> str | None:
         return None
     from hocket.trace import trace_size, write_trace
 
-    ranks = None if args.ranks is None else _numbers(args.ranks)
+    ranks = None if args.ranks is None else _numbers(args.ranks, timeline.schedule.p)
     if len(timeline.schedule.codes) > _LARGE:
         warning = trace_size(timeline, args.trace, ranks=ranks).warning
         if warning:
@@ -374,14 +443,17 @@ def _write_trace(timeline: Timeline, args: argparse.Namespace) -> str | None:
     return args.trace
 
 
-def _numbers(text: str) -> list[int]:
-    """`0-3,8` as numbers."""
+def _numbers(text: str, p: int) -> list[int]:
+    """`0-3,8` as ranks below p."""
     out: list[int] = []
     for part in text.split(","):
         first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()):
+        if not (first.isascii() and first.isdecimal()) or (dash and not last.isdecimal()):
             raise UsageError(f"expected ranks such as 0-3,8, found {text!r}")
-        out += range(int(first), int(last or first) + 1)
+        low, high = int(first), int(last or first)
+        if not low <= high < p:
+            raise UsageError(f"there are no ranks {part} (they are 0 to {p - 1}, rising)")
+        out += range(low, high + 1)
     return out
 
 
@@ -389,11 +461,41 @@ def _compare(args: argparse.Namespace) -> int:
     from hocket.summary import compare
 
     competitors, left_out = _competitors(args)
-    table = compare(competitors, _costs(args), left_out)
+    costs = _costs(args)
+    table = compare(competitors, costs, left_out)
+    change, broken = _change(competitors, costs, args)
     if args.json:
-        return _print_json(table.as_json())
+        changed = {} if change is None else {"change": change.as_json(), "exceeded": broken}
+        _print_json(table.as_json() | changed)
+        return 1 if broken else 0
     print(table)
-    return 0
+    if args.chart:
+        from hocket.render.pareto import Point, pareto_text
+
+        points = [Point(r.schedule, r.bubble_ratio, r.in_flight) for r in table.rows]
+        print(f"\n{pareto_text(points)}")
+    if change is not None:
+        print(f"\n{change}")
+    for sentence in broken:
+        print(f"hocket: {sentence}", file=sys.stderr)
+    return 1 if broken else 0
+
+
+def _change(
+    competitors: list[Competitor], costs: Costs, args: argparse.Namespace
+) -> tuple[Diff | None, list[str]]:
+    """What the second of two schedules changes, and the limits that it breaks."""
+    limits = {"max_makespan": args.max_makespan, "max_bytes": args.max_bytes}
+    if len(args.names) != 2:
+        if any(limit is not None for limit in limits.values()):
+            raise UsageError("--max-makespan and --max-bytes need exactly two schedules")
+        return None, []
+    from hocket.recognise import diff
+    from hocket.summary import costs_of
+
+    before, after = (c.schedule for c in competitors)
+    change = diff(before, after, costs_of(before, costs), b_costs=costs_of(after, costs))
+    return change, change.exceeded(**limits)
 
 
 def _competitors(args: argparse.Namespace) -> tuple[list[Competitor], list[tuple[str, str]]]:
@@ -414,10 +516,13 @@ def _competitors(args: argparse.Namespace) -> tuple[list[Competitor], list[tuple
 
 
 def _competitor(word: str, args: argparse.Namespace) -> Competitor:
+    """A named schedule; -v is for those that take it."""
+    from hocket.schedules import entry
     from hocket.summary import competitor
 
     name, options = _named(word)
-    size = _sizes(name, args, options)
+    v = args.v if entry(name).takes_v and "v" not in options else None
+    size = _sizes(name, argparse.Namespace(p=args.p, m=args.m, v=v), options)
     return competitor(word, name, **size, **options)
 
 

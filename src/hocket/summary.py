@@ -68,6 +68,7 @@ def as_text(timeline: Timeline, costs: Costs, *, why: bool = False) -> str:
     s, unit = timeline.schedule, timeline.unit
     bound = bound_of(timeline, costs)
     above = float(timeline.makespan) / float(bound.value) - 1 if bound.value else 0.0
+    above = max(above, 0.0)  # rounding of floats
     out = [
         f"{s.name}: p={s.p} m={s.m // s.placement.slices}"
         + (f" in {s.placement.slices} slices" if s.placement.slices > 1 else ""),
@@ -240,14 +241,19 @@ def compare(
     return Comparison(rows, list(left_out), costs.unit, costs.bytes != Bytes())
 
 
+def costs_of(schedule: Schedule, costs: Costs) -> Costs:
+    """The costs of each stage of a schedule, from those of 1/p of the model."""
+    v = max(1, schedule.placement.n_stages // schedule.p)
+    phased = any(queue.stream for queue in schedule.queues)  # its costs are given by phase
+    return costs.split(1 if phased else v, schedule.placement.slices)
+
+
 def _row(competitor: Competitor, costs: Costs) -> Row:
     schedule = competitor.schedule
     v = max(1, schedule.placement.n_stages // schedule.p)
-    slices = schedule.placement.slices
-    phased = any(queue.stream for queue in schedule.queues)  # its costs are given by phase
-    costs = costs.split(1 if phased else v, slices)
+    costs = costs_of(schedule, costs)
     timeline = simulate(schedule, costs)
-    flight = max(r.peak_in_flight for r in timeline.ranks) / v / slices
+    flight = max(r.peak_in_flight for r in timeline.ranks) / v / schedule.placement.slices
     return Row(
         schedule=competitor.label,
         v=v,
@@ -278,4 +284,5 @@ __all__ = [
     "bound_of",
     "compare",
     "competitor",
+    "costs_of",
 ]

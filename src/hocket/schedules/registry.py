@@ -6,6 +6,7 @@ Imports ir, costs and errors; the generators themselves are imported when first 
 from __future__ import annotations
 
 import inspect
+import operator
 import pkgutil
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 from hocket.costs import Costs, Number, fused_rule
-from hocket.errors import UsageError
+from hocket.errors import HocketError, UsageError
 from hocket.ir import Schedule
 
 Generator = Callable[..., Schedule]
@@ -163,12 +164,16 @@ def _foreign(name: str) -> Entry:
     try:
         module = import_module(module_name)
     except ModuleNotFoundError as error:
-        if error.name is None or not module_name.startswith(error.name):
-            raise
         raise UsageError(f"{name}: there is no module {error.name!r} here") from None
+    except Exception as error:
+        raise UsageError(
+            f"{name}: importing {module_name} failed: {type(error).__name__}: {error}"
+        ) from None
     make = getattr(module, function, None)
-    if not callable(make):
+    if not inspect.isfunction(make):
         raise UsageError(f"{name}: module {module_name!r} has no function {function!r}")
+    if list(inspect.signature(make).parameters)[:2] != ["p", "m"]:
+        raise UsageError(f"{name}: a generator is called as {function}(p, m, *, options)")
     known = next((e for e in _entries.values() if e.make is make), None)
     return known or Entry(
         name=name, make=make, source=module_name, rules=(), stages_per_rank=1, weights="",
@@ -187,9 +192,13 @@ def build(name: str, *, p: int, m: int, v: int | None = None, **options: Any) ->
     broken = found.broken(settings)
     if broken:
         raise UsageError(_refusal(found, settings, broken))
-    schedule = found.make(settings.pop("p"), settings.pop("m"), **settings)
+    if not found.foreign:
+        return found.make(settings["p"], settings["m"], **_rest(settings))
+    schedule = _call_foreign(found, settings)
     if not isinstance(schedule, Schedule):
         raise UsageError(f"{name} returned {type(schedule).__name__}; it must return a Schedule")
+    if schedule.p != settings["p"]:
+        raise UsageError(f"{name} returned a schedule of {schedule.p} ranks, not of p={p}")
     return schedule
 
 
@@ -200,11 +209,7 @@ def settings_of(
 
     Raises: UsageError.
     """
-    for key, value in (("p", p), ("m", m), ("v", v)):
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-            raise UsageError(f"{key} is {value!r}; it must be a whole number")
-        if value is not None and value < 1:
-            raise UsageError(f"{key} is {value}; it must be 1 or more")
+    p, m, v = _size("p", p), _size("m", m), None if v is None else _size("v", v)
     unknown = sorted(set(options) - set(found.options))
     if unknown:
         known = ", ".join(found.options) or "none"
@@ -250,6 +255,15 @@ def _equal_stages(costs: Costs) -> dict[str, Any] | None:
     return {**per_stage, "FB": fused[rule], "latency": costs.latency}
 
 
+def _size(key: str, value: Any) -> int:
+    """A number of ranks, microbatches or stages, as an int."""
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise UsageError(f"{key} is {value!r}; it must be a whole number")
+    if value < 1:
+        raise UsageError(f"{key} is {value}; it must be 1 or more")
+    return operator.index(value)
+
+
 def call(function: Callable[..., Any], settings: dict[str, Any]) -> Any:
     """The function's value, its parameters taken from the settings by name."""
     return function(**{k: settings[k] for k in inspect.signature(function).parameters})
@@ -268,15 +282,45 @@ def _refusal(found: Entry, settings: dict[str, Any], broken: list[Rule]) -> str:
 
 
 def _nearest(found: Entry, settings: dict[str, Any]) -> list[str]:
-    """Settings that differ in one number and fit, nearest first, at most four."""
+    """Settings that fit and differ in one number, nearest first, at most four; else in p and m."""
     out = []
     numbers = [k for k, v in settings.items() if isinstance(v, int) and not isinstance(v, bool)]
+    reach = 4 * max(settings["p"], settings["m"], 8)
     for key in numbers:
         value = settings[key]
-        reach = 4 * max(settings["p"], settings["m"], 8)
         for step in (-1, 1):
             for other in range(value + step, max(value + step * reach, 0), step):
                 if not found.broken({**settings, key: other}):
-                    out.append((abs(other - value) / value, f"{key}={other}"))
+                    out.append((abs(other - value) / max(value, 1), f"{key}={other}"))
                     break
-    return [text for _, text in sorted(out)[:4]]
+    return [text for _, text in sorted(out)[:4]] or _nearest_pair(found, settings, reach)
+
+
+def _nearest_pair(found: Entry, settings: dict[str, Any], reach: int) -> list[str]:
+    """p and m that fit together, p as near as can be, then m."""
+    p, m = settings["p"], settings["m"]
+    for near_p in sorted(range(1, p + 9), key=lambda x: abs(x - p)):
+        for near_m in sorted(range(1, m + reach), key=lambda x: abs(x - m)):
+            if not found.broken({**settings, "p": near_p, "m": near_m}):
+                return [f"p={near_p} m={near_m}"]
+    return []
+
+
+def _call_foreign(found: Entry, settings: dict[str, Any]) -> Any:
+    """What a user's own generator returns; its exceptions become one sentence."""
+    try:
+        return found.make(settings["p"], settings["m"], **_rest(settings))
+    except HocketError:
+        raise
+    except Exception as error:
+        trace = error.__traceback__
+        while trace is not None and trace.tb_next is not None:
+            trace = trace.tb_next
+        where = ""
+        if trace is not None:
+            where = f" ({trace.tb_frame.f_code.co_filename}:{trace.tb_lineno})"
+        raise UsageError(f"{found.name} failed: {type(error).__name__}: {error}{where}") from None
+
+
+def _rest(settings: dict[str, Any]) -> dict[str, Any]:
+    return {k: v for k, v in settings.items() if k not in ("p", "m")}

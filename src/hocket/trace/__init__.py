@@ -134,8 +134,8 @@ def _compressed(path: Path, raw: IO[bytes]) -> AbstractContextManager[IO[bytes] 
 
 
 def _format(path: Path) -> _Format:
-    stem = path.with_suffix("") if path.suffix == ".gz" else path
-    return _CHROME if stem.suffix == ".json" else _PERFETTO
+    stem = path.with_suffix("") if path.suffix.lower() == ".gz" else path
+    return _CHROME if stem.suffix.lower() == ".json" else _PERFETTO
 
 
 def _size(picture: Picture, n_bytes: int) -> TraceSize:
