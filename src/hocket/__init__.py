@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from hocket.costs import Bytes, Costs, load_costs
     from hocket.errors import HocketError
     from hocket.ir import Action, Kind, Placement, Schedule
+    from hocket.planner import Request, plan
     from hocket.schedules import build
     from hocket.simulator import simulate
     from hocket.text import dumps, loads
@@ -28,6 +29,7 @@ _HOME = {
     "Kind": "ir",
     "Placement": "ir",
     "Report": "checker",
+    "Request": "planner",
     "Schedule": "ir",
     "Timeline": "timeline",
     "build": "schedules",
@@ -35,13 +37,14 @@ _HOME = {
     "dumps": "text",
     "load_costs": "costs",
     "loads": "text",
+    "plan": "planner",
     "simulate": "simulator",
     "write_trace": "trace",
 }
 
 __all__ = [
-    "Action", "Bytes", "Costs", "HocketError", "Kind", "Placement", "Report", "Schedule",
-    "Timeline", "build", "check", "dumps", "load_costs", "loads", "simulate", "write_trace",
+    "Action", "Bytes", "Costs", "HocketError", "Kind", "Placement", "Report", "Request", "Schedule",
+    "Timeline", "build", "check", "dumps", "load_costs", "loads", "plan", "simulate", "write_trace",
 ]  # fmt: skip
 
 

@@ -139,28 +139,37 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-# Commands that a package brings: (name, package, whether it takes a schedule, what it does). The
-# package's `options.py` has `add_NAME_arguments`, its `command.py` has `NAME_command`.
+# Commands that a package brings: its `options.py` has `add_NAME_arguments`, its `command.py` has
+# `NAME_command`. (name, package, arguments that are the same in several commands, what it does)
 _BROUGHT = (
-    ("run", "runtime", True, "train a real model with exactly this schedule"),
-    ("profile", "runtime", True, "measure the costs of a real model"),
-    ("explain", "render", True, "where the bubble is, why, and what would help"),
-    ("view", "render", True, "the interactive page: tiles, memory, critical path"),
-    ("export", "interop", True, "write a schedule for torch or Megatron-LM"),
-    ("import", "interop", False, "read torch's CSV, real traces, or a Megatron-LM layout"),
+    ("run", "runtime", ("schedule",), "train a real model with exactly this schedule"),
+    ("profile", "runtime", ("schedule",), "measure the costs of a real model"),
+    ("plan", "planner", ("ranges", "costs"), "the best schedule for these costs under a limit"),
+    ("explain", "render", ("schedule", "costs"), "where the bubble is, why, what would help"),
+    ("view", "render", ("schedule", "costs"), "the interactive page: tiles, memory, chains"),
+    ("export", "interop", ("schedule",), "write a schedule for torch or Megatron-LM"),
+    ("import", "interop", (), "read torch's CSV, real traces, or a Megatron-LM layout"),
 )
-_WITH_COSTS = ("explain", "view")
 
 
 def _add_brought(command: Callable[..., Any]) -> None:
-    for name, package, takes_schedule, text in _BROUGHT:
+    shared = {"schedule": _add_schedule, "costs": _add_costs, "ranges": _add_ranges}
+    for name, package, same, text in _BROUGHT:
+        sub = command(name, partial(_brought, name, package, "schedule" in same), text)
+        for words in same:
+            shared[words](sub)
         options = import_module(f"hocket.{package}.options")
-        sub = command(name, partial(_brought, name, package, takes_schedule), text)
-        if takes_schedule:
-            _add_schedule(sub)
-        if name in _WITH_COSTS:
-            _add_costs(sub)
         getattr(options, f"add_{name}_arguments")(sub)
+
+
+def _add_ranges(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("-p", metavar="P", help="ranks: 8, or several to choose from: 4,8")
+    parser.add_argument("-m", type=int, metavar="M", help="microbatches")
+    parser.add_argument("-v", metavar="V", help="stages per rank: 2, or several: 1,2,4")
+    parser.add_argument(
+        "--from", dest="recorded", nargs="+", metavar="TRACE",
+        help="traces of a run, one a rank: a better order for its measured costs, in its memory",
+    )  # fmt: skip
 
 
 def _brought(name: str, package: str, takes_schedule: bool, args: argparse.Namespace) -> int:
@@ -168,6 +177,11 @@ def _brought(name: str, package: str, takes_schedule: bool, args: argparse.Names
         files = [word for word in args.option if "=" not in word]
         args.option = [word for word in args.option if "=" in word]
         args.output = files[-1] if files else args.output
+    if name == "plan" and args.recorded:
+        from hocket.interop.whatif import what_if
+
+        found = what_if(args.recorded, time_limit=args.time, seed=args.seed)
+        return _print_json(found.as_json()) if args.json else print(found) or 0
     if takes_schedule:
         args.schedule = _schedule(args)
     if package == "runtime":

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import FunctionType
@@ -643,7 +643,7 @@ def is_compiled() -> bool:
 
 
 @contextmanager
-def forced(compiled: bool | None) -> Iterator[None]:
+def forced(compiled: bool | None) -> Generator[None]:
     """Inside it every loop runs compiled (True), or none does (False): for tests and benchmarks."""
     before, _chooser.forced = _chooser.forced, compiled
     try:
@@ -675,7 +675,7 @@ def _jit(numba: Any, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def _cache_folder(numba: Any) -> Iterator[None]:
+def _cache_folder(numba: Any) -> Generator[None]:
     """Lets numba keep compiled code in the user's cache, apart for each version of the sources."""
     import hashlib
 

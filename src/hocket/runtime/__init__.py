@@ -9,13 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hocket.runtime.pipeline import Pipeline
+    from hocket.runtime.torch_runtime import torch_schedule
 
-__all__ = ["Pipeline"]
+_HOME = {"Pipeline": "pipeline", "torch_schedule": "torch_runtime"}
+
+__all__ = ["Pipeline", "torch_schedule"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in __all__:
+    if name not in _HOME:
         raise AttributeError(f"module 'hocket.runtime' has no attribute {name!r}")
-    from hocket.runtime.pipeline import Pipeline
+    from importlib import import_module
 
-    return Pipeline
+    return getattr(import_module(f"hocket.runtime.{_HOME[name]}"), name)

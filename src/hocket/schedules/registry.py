@@ -249,7 +249,8 @@ def _equal_stages(costs: Costs) -> dict[str, Any] | None:
         per_stage[name] = distinct.pop()
     if costs.lane is not None or costs.bandwidth is not None or costs.slice is not None:
         return None
-    f, b = per_stage["F"], per_stage["B"]
+    f: Any = per_stage["F"]
+    b: Any = per_stage["B"]
     rule, number = fused_rule(costs.FB)
     fused = {"sum": f + b, "max": max(f, b), "scale": (f + b) * number, "number": number}
     return {**per_stage, "FB": fused[rule], "latency": costs.latency}
