@@ -1,0 +1,119 @@
+"""Layers to stages, against brute force; recomputation and buffers, against worked cases."""
+
+from itertools import combinations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hocket import Bytes, Costs, build, simulate
+from hocket.errors import PlanError, UsageError
+from hocket.ir import linear, vshape
+from hocket.planner.partition import layer_loads, partition, rank_loads, stages_from
+from hocket.planner.recompute import FULL, NONE, Level, level, receive_buffers, recomputed
+
+LAYERS = (0.2, *(1.0,) * 14, 2.0)
+
+
+def _cuts(n, parts):
+    for ends in combinations(range(1, n), parts - 1):
+        yield [b - a for a, b in zip((0, *ends), (*ends, n), strict=True)]
+
+
+def _score(loads, sizes, owners):
+    ranks = rank_loads(loads, sizes, owners)
+    return max(ranks), sum(x * x for x in ranks)
+
+
+def test_five_equal_layers_on_four_stages_leave_none_empty():
+    sizes = partition([1] * 5, 4)
+    assert sorted(sizes) == [1, 1, 1, 2]
+
+
+def test_embedding_and_head_get_fewer_blocks_beside_them():
+    assert partition(LAYERS, 4) == (5, 4, 4, 3)
+
+
+def test_1f1b_on_the_balanced_cut_takes_235_8_on_equal_counts_273_6():
+    layers = Costs(F=LAYERS, I=LAYERS, W=LAYERS)
+    layers = Costs(F=LAYERS, B=tuple(2 * x for x in LAYERS), I=LAYERS, W=LAYERS)
+    order = build("1f1b", p=4, m=16)
+    balanced = partition(layer_loads(layers), 4)
+    assert simulate(order, stages_from(layers, balanced)).makespan == pytest.approx(235.8)
+    assert simulate(order, stages_from(layers, (4, 4, 4, 4))).makespan == pytest.approx(273.6)
+
+
+@pytest.mark.parametrize(("m", "makespan"), [(4, 33), (8, 57), (16, 105), (32, 201)])
+def test_1f1b_with_a_last_stage_twice_as_heavy_takes_6m_plus_9(m, makespan):
+    costs = Costs(F=(1, 1, 1, 2), B=(2, 2, 2, 4))
+    assert simulate(build("1f1b", p=4, m=m), costs).makespan == makespan
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=4, max_size=9), st.integers(2, 4))
+def test_partition_is_as_good_as_the_best_of_all_cuts(loads, parts):
+    sizes = partition(loads, parts)
+    owners = [(s,) for s in range(parts)]
+    assert sum(sizes) == len(loads) and min(sizes) >= 1
+    best = min(_score(loads, cut, owners) for cut in _cuts(len(loads), parts))
+    assert _score(loads, sizes, owners) == best
+
+
+def test_the_cut_for_a_v_evens_out_ranks_not_stages():
+    loads = [4, 1, 1, 1, 1, 4, 2, 2]
+    owners = vshape(2, 1).stages_of_rank
+    sizes = partition(loads, 4, owners)
+    assert max(rank_loads(loads, sizes, owners)) == 8
+
+
+def test_more_stages_than_layers_is_refused():
+    with pytest.raises(PlanError) as caught:
+        partition([1, 1, 1], 4)
+    assert str(caught.value) == (
+        "3 layers do not make 4 stages: each needs at least one layer; use at most 3 stages"
+    )
+
+
+# --- recomputation ------------------------------------------------------------------------------
+
+UNIT = Costs(bytes=Bytes(activation=10, message=1))
+
+
+def test_full_recomputation_makes_1f1b_44_and_zb_h1_38():
+    costs = recomputed(UNIT, [FULL] * 4)
+    assert simulate(build("1f1b", p=4, m=8), costs).makespan == 44
+    assert simulate(build("zb-h1", p=4, m=8), costs).makespan == 38
+
+
+def test_a_delayed_w_holds_the_full_activation_that_recomputation_saved():
+    costs = recomputed(UNIT, [FULL] * 4)
+    held = [r.peak_bytes for r in simulate(build("zb-h1", p=4, m=8), costs).ranks]
+    assert held == [13, 22, 31, 40]  # one to four W wait with 10 each
+    whole = [r.peak_bytes for r in simulate(build("1f1b", p=4, m=8), costs).ranks]
+    assert whole == [13, 12, 11, 10]  # inputs, and one recomputed activation
+
+
+def test_stages_can_recompute_different_amounts():
+    costs = recomputed(UNIT, [NONE, FULL, Level("selective", 0.5, 0.3), NONE])
+    assert costs.I == (1, 2, 1.5, 1)
+    assert costs.bytes.activation == (10, 1, 3.0, 10)
+    assert costs.bytes.gradient == (0, 9, 7.0, 0)
+
+
+def test_levels_are_read_from_words():
+    assert level("full") == FULL
+    assert level("selective=0.1/0.4") == Level("selective", 0.1, 0.4)
+    with pytest.raises(UsageError) as caught:
+        level("some")
+    assert str(caught.value) == (
+        "recompute: expected full or selective=TIME/KEEP such as selective=0.1/0.4, found 'some'"
+    )
+
+
+def test_receive_buffers_follow_what_is_in_flight_not_the_number_of_microbatches():
+    costs = Costs(bytes=Bytes(message=16))
+    flight = [r.peak_in_flight for r in simulate(build("1f1b", p=4, m=64)).ranks]
+    rank1 = receive_buffers(linear(4, 64), costs, in_flight=flight)[1]
+    assert rank1 == {"forward": 48, "backward": 16, "forward_each": 1024, "backward_each": 1024}
+    twice = receive_buffers(linear(4, 64), costs, in_flight=flight, prefetch=True)[1]
+    assert twice["backward"] == 32
