@@ -257,7 +257,7 @@ class _Runs:
             makespan=clock.max(axis=1),
             span=(clock - self.begun.reshape(shape)).max(axis=1),
             runs=done.reshape(shape).all(axis=1),
-            lines=self.lines.reshape(*shape, -1),
+            lines=self.lines.reshape(*shape, self.lines.shape[1]),
         )
 
     def _round(self) -> bool:

@@ -9,16 +9,29 @@ from functools import lru_cache
 from hocket.costs import Costs, Number
 from hocket.errors import UsageError
 from hocket.ir import Kind, Schedule
-from hocket.schedules.registry import register
-from hocket.schedules.v_reorder import half_block, min_block, reordered
+from hocket.schedules.registry import Formula, register
+from hocket.schedules.v_reorder import half_block, min_block, reordered, whole_block
 from hocket.schedules.v_shape_search import Question, search
+from hocket.schedules.zero_bubble import zb_v
 
 _SOURCE = "Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.15362"
 _SPLIT, _WHOLE = (Kind.F, Kind.I, Kind.W), (Kind.F, Kind.B)
+_QUICK = 2_500_000
 _EVEN, _ROUGH = Costs(), Costs(F=10, I=12, W=7, B=19, latency=3)
 
 
-@register("v-half", source=f"{_SOURCE}, section 3 and figure 3", stages_per_rank=2)
+@register(
+    "v-half",
+    source=f"{_SOURCE}, section 3 and figure 3",
+    stages_per_rank=2,
+    use="Half the activation memory of 1F1B, if F, I and W cost about the same.",
+    formula=Formula(
+        "f(6m + 6 floor((p - 1)/2) - 1)",
+        "no latency, p >= 3, m >= 2p, f = i = w",
+        lambda p, m, F, I, W, latency: latency == 0 and p >= 3 and m >= 2 * p and F == I == W,
+        lambda p, m, F: F * (6 * m + 6 * ((p - 1) // 2) - 1),
+    ),
+)
 def v_half(p: int, m: int) -> Schedule:
     """Half the activation memory of 1F1B for a bubble that does not grow with m.
 
@@ -28,28 +41,53 @@ def v_half(p: int, m: int) -> Schedule:
     where W + 2I >= 2F and W + 2F >= 2I.
 
     >>> from hocket import build, dumps
-    >>> print(dumps(build("v-half", p=4, m=4)), end="")
+    >>> print(dumps(build("v-half", p=4, m=3)), end="")
     # hocket 1
+    name v-half
+    path 0: 0 1 2 3 3 2 1 0
+    0: 0F0 0F1 0F2 7F0 7I0 7W0 7F1 7I1 7W1 7F2 7I2 7W2 0I0 0W0 0I1 0W1 0I2 0W2
+    1: 1F0 1F1 1F2 6F0 6F1 6I0 6W0 6F2 6I1 6W1 1I0 6I2 1W0 1I1 6W2 1W1 1I2 1W2
+    2: 2F0 2F1 2F2 5F0 5F1 5F2 5I0 5W0 5I1 2I0 5W1 2W0 2I1 5I2 2W1 5W2 2I2 2W2
+    3: 3F0 4F0 3F1 4F1 3F2 4F2 4I0 4W0 3I0 3W0 4I1 3I1 4W1 3W1 4I2 3I2 4W2 3W2
     """
     limit = 2 * (p // 2 + 1)
-    published = reordered("v-half", p, m, half_block(p), limit) if p > 2 else None
-    return published or _even("v-half", p, m, limit)
+    if p < 3:  # the block of the paper is for three ranks and more
+        return v_schedule(p, m, limit=limit, name="v-half", effort=_QUICK)
+    return _kept(reordered("v-half", p, m, half_block(p), limit))
 
 
-@register("v-min", source=f"{_SOURCE}, section 3 and figure 3", stages_per_rank=2)
+@register(
+    "v-min",
+    source=f"{_SOURCE}, section 3 and figure 3",
+    stages_per_rank=2,
+    use="A third of the activation memory of 1F1B, for a bubble of two thirds of that of 1F1B.",
+    formula=Formula(
+        "f(6m + 12 floor(p/3) - (7 if 3 divides p else 1))",
+        "no latency, p >= 3, m >= p, f = i = w",
+        lambda p, m, F, I, W, latency: latency == 0 and p >= 3 and m >= p and F == I == W,
+        lambda p, m, F: F * (6 * m + 12 * (p // 3) - (1 if p % 3 else 7)),
+    ),
+)
 def v_min(p: int, m: int) -> Schedule:
     """A third of the activation memory of 1F1B, the least that keeps a constant bubble.
 
     Rank r holds stages r and 2p - 1 - r. ceil((p + 2)/3) microbatches in flight (of two stages
-    each, until W). The order is the best found: 6m + 23 stage times for p = 8, m = 16 at
-    F = I = W, where the paper's block gives 6m + 27.
+    each, until W). Makespan at F = I = W, no latency, p >= 3, m >= p: 6m + 12k - 7 stage times for
+    p = 3k, 6m + 12k - 1 for 3k + 1 and 3k + 2; in the last case the paper's code has 4 more. No
+    order is faster for p = 4, m = 8 at this memory.
 
     >>> from hocket import build, dumps
-    >>> print(dumps(build("v-min", p=4, m=4)), end="")
+    >>> print(dumps(build("v-min", p=4, m=3)), end="")
     # hocket 1
+    name v-min
+    path 0: 0 1 2 3 3 2 1 0
+    0: 0F0 0F1 0F2 7F0 7I0 7W0 7F1 7I1 7W1 0I0 0W0 7F2 7I2 0I1 7W2 0W1 0I2 0W2
+    1: 1F0 1F1 6F0 6F1 6I0 6W0 1F2 6I1 6W1 1I0 1W0 6F2 1I1 6I2 1W1 6W2 1I2 1W2
+    2: 2F0 2F1 5F0 5F1 5I0 5W0 2F2 2I0 2W0 5I1 5W1 5F2 2I1 2W1 5I2 5W2 2I2 2W2
+    3: 3F0 4F0 3F1 4F1 4I0 3I0 4W0 3W0 3F2 4F2 4I1 3I1 4W1 3W1 4I2 3I2 4W2 3W2
     """
     limit = 2 * ((p + 4) // 3)
-    return reordered("v-min", p, m, min_block(p), limit) or _even("v-min", p, m, limit)
+    return _kept(reordered("v-min", p, m, min_block(p), limit))
 
 
 @register(
@@ -57,39 +95,58 @@ def v_min(p: int, m: int) -> Schedule:
     source=f"{_SOURCE}, section 4 and appendix",
     rules=(("limit >= 2", lambda limit: limit is None or limit >= 2),),
     stages_per_rank=2,
+    use="Any activation memory between V-Min and ZB-V: the best order found for that limit.",
 )
 def v_auto(p: int, m: int, *, limit: int | None = None) -> Schedule:
     """Two stages a rank in a V, in the best order found that keeps to a limit.
 
     limit: stages in flight per rank until W, two for a whole microbatch; left out, 2p, where
-    nothing waits between a rank's first and last action. Bubble at F = I = W, no latency,
-    m >= 2p: max(p - 1, 6p - 1 - 3 limit) stage times from the memory of V-Min on. This order
-    is made for F = I = W; `v_schedule` takes real costs.
+    ZB-V's makespan is reached. This order is made for F = I = W (bubble 6p - 1 - 3 limit stage
+    times where the search gets there, from the memory of V-Min on, and p - 1 at 2p); `v_schedule`
+    takes real costs.
 
     >>> from hocket import build, dumps
-    >>> print(dumps(build("v-auto", p=3, m=4, limit=5)), end="")
+    >>> print(dumps(build("v-auto", p=3, m=3, limit=5)), end="")
     # hocket 1
+    name v-auto
+    path 0: 0 1 2 2 1 0
+    0: 0F0 0F1 0F2 5F0 5I0 5W0 5F1 5I1 5W1 5F2 5I2 5W2 0I0 0W0 0I1 0W1 0I2 0W2
+    1: 1F0 1F1 1F2 4F0 4F1 4I0 4W0 4I1 4F2 4W1 1I0 1W0 4I2 1I1 4W2 1I2 1W1 1W2
+    2: 2F0 3F0 2F1 3F1 2F2 3I0 3W0 3F2 2I0 3I1 2W0 3W1 2I1 3I2 2I2 2W1 3W2 2W2
     """
-    return _even("v-auto", p, m, 2 * p if limit is None else limit)
+    return v_schedule(p, m, limit=2 * p if limit is None else limit, effort=_QUICK)
 
 
-@register("v-1f1b", source=f"{_SOURCE}, section 3", stages_per_rank=2)
+@register(
+    "v-1f1b",
+    source=f"{_SOURCE}, section 3",
+    stages_per_rank=2,
+    use="Two thirds of the activation memory of 1F1B where backwards cannot be split.",
+)
 def v_1f1b(p: int, m: int) -> Schedule:
     """Whole backwards in a V: two thirds of the memory of 1F1B and about its bubble.
 
     Rank r holds stages r and 2p - 1 - r. ceil((2p + 1)/3) microbatches in flight, of two stages
-    each.
+    each. Bubble at F = 1, B = 2, no latency: 15 stage times for p = 4, 33 for p = 8, where 1F1B
+    has 18 and 42.
 
     >>> from hocket import build, dumps
     >>> print(dumps(build("v-1f1b", p=4, m=4)), end="")
     # hocket 1
+    name v-1f1b
+    path 0: 0 1 2 3 3 2 1 0
+    0: 0F0 0F1 0F2 0F3 7F0 7B0 7F1 7B1 7F2 7B2 7F3 7B3 0B0 0B1 0B2 0B3
+    1: 1F0 1F1 1F2 1F3 6F0 6F1 6B0 6F2 6B1 6B2 6F3 1B0 6B3 1B1 1B2 1B3
+    2: 2F0 2F1 2F2 5F0 5F1 5F2 5B0 2F3 5B1 2B0 5F3 5B2 2B1 5B3 2B2 2B3
+    3: 3F0 4F0 3F1 4F1 3F2 4F2 4B0 3B0 3F3 4F3 4B1 3B1 4B2 3B2 4B3 3B3
     """
-    return _even("v-1f1b", p, m, 2 * ((2 * p + 3) // 3), split=False)
+    limit = 2 * ((2 * p + 3) // 3)
+    return _kept(reordered("v-1f1b", p, m, whole_block(p), limit, split=False))
 
 
 def v_schedule(
     p: int, m: int, *, limit: float | Sequence[float], costs: Costs = _EVEN,
-    metric: str = "makespan", split: bool = True, held: float = 1, effort: int = 4_000_000,
+    metric: str = "makespan", split: bool = True, held: float = 1, effort: int = 6_000_000,
     name: str = "v-auto",
 ) -> Schedule:  # fmt: skip
     """The best order found for 2p stages in a V on p ranks under a limit, for these costs.
@@ -107,8 +164,9 @@ def v_schedule(
     return _found(name, p, m, limits, replace(costs, FB="sum"), metric, split, held, effort)
 
 
-def _even(name: str, p: int, m: int, limit: int, *, split: bool = True) -> Schedule:
-    return v_schedule(p, m, limit=limit, split=split, name=name)
+def _kept(schedule: Schedule | None) -> Schedule:
+    assert schedule is not None, "the paper's blocks put no two actions of a rank at one time"
+    return schedule
 
 
 @lru_cache(maxsize=64)
@@ -116,9 +174,10 @@ def _found(
     name: str, p: int, m: int, limits: tuple[float, ...], costs: Costs, metric: str, split: bool,
     held: float, effort: int,
 ) -> Schedule:  # fmt: skip
+    known = (zb_v(p, m),) if split and m >= 2 * p - 1 else ()
     question = Question(
         name, p, m, 2, _SPLIT if split else _WHOLE, tuple(min(x, 2 * m) for x in limits), costs,
-        held=held, metric=metric, effort=effort,
+        held=held, metric=metric, effort=effort, known=known,
         also=_ROUGH if costs == _EVEN else None,
         target=_target(p, m, min(limits), metric) if split and costs == _EVEN else 0,
     )  # fmt: skip

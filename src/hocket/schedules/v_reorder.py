@@ -45,16 +45,28 @@ def min_block(p: int) -> Block:
     return even(p, (1, 1, 1, 1), (1, (3, 1, 5)[p % 3], 1))
 
 
-def reordered(name: str, p: int, m: int, block: Block, limit: int) -> Schedule | None:
+def whole_block(p: int) -> Block:
+    """V-1F1B: whole backwards (2 units), which wait 3 units at every third rank."""
+    steps = [5 if (i - p - 1) % 3 == 0 else 2 for i in range(2 * p - 1)]
+    ones, down, up = (1,) * (p - 1), tuple(steps[: p - 1]), tuple(steps[:-p:-1])
+    return Block((ones, ones, down, up), (1, 1 if p % 3 else 4, steps[p - 1]))
+
+
+def reordered(
+    name: str, p: int, m: int, block: Block, limit: int, *, split: bool = True
+) -> Schedule | None:
     """The order that a building block of a V gives, two stages and 6 units of work a rank.
 
     Before the first and after the last backward of the steady state, actions move up to the
     first free time at which they are ready and the rank has room for them. None where the block
-    puts two actions of a rank at one time.
+    puts two actions of a rank at one time. Without `split` backwards are whole, of 2 units.
     """
-    grid = _Grid(p, m, block)
+    grid = _Grid(p, m, block, split)
     if not grid.interlocks:
         return None
+    if not split:
+        grid.move_up(limit, warm_up=True)
+        return grid.schedule(name)
     grid.fill()
     grid.move_up(limit, warm_up=True)
     grid.squeeze()
@@ -67,8 +79,9 @@ def reordered(name: str, p: int, m: int, block: Block, limit: int) -> Schedule |
 class _Grid:
     """Times of all actions: `time[rank][leg][mb]`, legs being both forwards, then backwards."""
 
-    def __init__(self, p: int, m: int, block: Block) -> None:
-        self.p, self.m = p, m
+    def __init__(self, p: int, m: int, block: Block, split: bool) -> None:
+        self.p, self.m, self.split = p, m, split
+        self.long = (1, 1, 1, 1, 1) if split else (1, 1, 2, 2, 1)
         start, legs = 0, []
         for leg, (steps, turn) in enumerate(zip(block.steps, (*block.turns, 0), strict=True)):
             down = [sum(steps[:r]) for r in range(p)]
@@ -81,7 +94,10 @@ class _Grid:
     @property
     def interlocks(self) -> bool:
         """True when no two actions of a rank stand at the same time."""
-        times = [[t for row in rows for t in row] for rows in self.time]
+        times = [
+            [t + k for leg, row in enumerate(rows) for t in row for k in range(self.long[leg])]
+            for rows in self.time
+        ]
         return all(len(set(t)) == len(t) for t in times)
 
     def fill(self) -> None:
@@ -115,31 +131,33 @@ class _Grid:
     def ready(self, rank: int, leg: int, i: int) -> int:
         """The first time after everything this action needs."""
         rows = self.time[rank]
-        after = [rows[leg][i - 1]] if i else []
+        after = [rows[leg][i - 1] + self.long[leg]] if i else [0]
         if leg == _W:
-            after.append(sorted(rows[2] + rows[3])[i])
-            return max(after) + 1
+            after.append(sorted(rows[2] + rows[3])[i] + 1)
+            return max(after)
         if leg:
-            after.append(rows[leg - 1][i])
+            after.append(rows[leg - 1][i] + self.long[leg - 1])
         before = rank + 1 if leg % 2 else rank - 1
         if 0 <= before < self.p:
-            after.append(self.time[before][leg][i])
-        return max(after, default=-1) + 1
+            after.append(self.time[before][leg][i] + self.long[leg])
+        return max(after)
 
     def move_up(self, limit: int, *, warm_up: bool) -> None:
         """Moves actions outside the steady state to the first time that is free."""
         first, last = self.time[0][3][0], self.time[0][0][-1]
         busy: list[set[int]] = [set() for _ in range(self.p)]
         for t, rank, leg, i in list(self.sweep()):
-            if (t < first and warm_up) or t > (last if warm_up else max(first, last)):
+            outside = (t < first and warm_up) or t > (last if warm_up else max(first, last))
+            if outside or not self.split:
                 self._move(rank, leg, i, busy[rank], limit)
-            busy[rank].add(self.time[rank][leg][i])
+            now = self.time[rank][leg][i]
+            busy[rank].update(range(now, now + self.long[leg]))
 
     def _move(self, rank: int, leg: int, i: int, busy: set[int], limit: int) -> None:
         """Moves one action to the first free time that keeps to the limit, or leaves it."""
         rows, stands = self.time[rank], self.time[rank][leg][i]
         for t in range(self.ready(rank, leg, i), stands):
-            if t not in busy:
+            if busy.isdisjoint(range(t, t + self.long[leg])):
                 rows[leg][i] = t
                 if self._peak(rows) <= limit:
                     return
@@ -147,11 +165,12 @@ class _Grid:
 
     def _peak(self, rows: list[list[int]]) -> int:
         """Most stages in flight until W; where W are taken away, they fill every free time."""
-        end = max(map(max, filter(None, rows))) + 1
+        end = max(map(max, filter(None, rows))) + 2
         change = np.zeros(end + 1, dtype=np.int64)
         change[rows[0] + rows[1]] += 1
-        if rows[_W]:
-            change[np.array(rows[_W]) + 1] -= 1
+        if rows[_W] or not self.split:
+            done = np.array(rows[_W]) if self.split else np.array(rows[2] + rows[3]) + 1
+            change[done + 1] -= 1
             return int(np.cumsum(change).max())
         taken = np.zeros(end + 1, dtype=np.int64)
         taken[rows[2] + rows[3]] = 1
@@ -180,7 +199,8 @@ class _Grid:
                 action = Action(Kind.W, stage, mb)
             else:
                 stage = rank if leg in (0, 3) else last - rank
-                action = Action(Kind.F if leg < 2 else Kind.I, stage, i)
+                backward = Kind.I if self.split else Kind.B
+                action = Action(Kind.F if leg < 2 else backward, stage, i)
                 if leg >= 2:
                     open_[rank].append(action)
             order[rank].append(Slot((action,)))

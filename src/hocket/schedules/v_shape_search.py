@@ -19,7 +19,7 @@ import numpy as np
 from hocket.costs import Costs, Number
 from hocket.ir import Array, Kind, Schedule, kinds_of, lay, mbs_of, stages_of, wave
 from hocket.policy import Outcome, Trials, all_actions
-from hocket.schedules.v_reorder import Block, half_block, min_block, reordered
+from hocket.schedules.v_reorder import Block, half_block, min_block, reordered, whole_block
 
 FITS = np.array([-1, 0, 0.25, 0.5, 0.75, 1])
 _BATCH, _KEPT, _ALIKE = 240, 30, 4
@@ -32,7 +32,8 @@ class Question:
 
     held: the share of a stage that still counts between I and W. metric: "makespan" or "span",
     what to make small first. target: good enough to stop there. also: other costs, under which
-    the makespan of the same orders is to be small second. effort: actions to time.
+    the makespan of the same orders is to be small second. effort: actions to
+    time, blocks being sought from so many `starts`. known: orders to begin with.
     """
 
     name: str
@@ -47,6 +48,8 @@ class Question:
     target: Number = 0
     also: Costs | None = None
     effort: int = 4_000_000
+    starts: int = 2
+    known: tuple[Schedule, ...] = ()
 
 
 class Found(NamedTuple):
@@ -63,13 +66,14 @@ def search(question: Question) -> Found:
     short = _Shape(q, min(q.m, 2 * q.p + 2))
     shape = short if short.m == q.m else _Shape(q, q.m)
     begun = _Pool(shape, random, written=True)
-    if q.v == 2 and short.split:
+    begun.add(_lines(shape, list(q.known)), None)
+    if q.v == 2:
         begun.add(_reordered(short, shape, random), None)
-        begun.keep()
-        if begun.reached:
-            _polish(begun, q.effort * 0.05)
-            return begun.best()
-    numbers = _evolve(short, random)
+    begun.keep()
+    if begun.reached:
+        _polish(begun, q.effort * 0.05)
+        return begun.best()
+    numbers = np.concatenate([_evolve(short, random) for _ in range(q.starts)])
     pool = _Pool(shape, random, written=False)
     pool.add(shape.orders(numbers), shape.fit(numbers))
     pool.keep()
@@ -84,17 +88,24 @@ def _reordered(short: _Shape, shape: _Shape, random: np.random.RandomState) -> A
     """Whole orders from interlocking blocks, the paper's among them, reordered on a unit grid."""
     q = short.question
     limit = int(min(q.limit))
-    steps, turns = _interlocking(short, random, 4000)
-    blocks = [half_block(q.p), min_block(q.p)]
-    for each, turn in zip(steps[:20].tolist(), turns[:20].tolist(), strict=True):
-        blocks.append(Block(tuple(map(tuple, each)), tuple(turn)))
-    first = [(b, s) for b in blocks if (s := reordered(q.name, q.p, short.m, b, limit))]
-    if short is shape:
-        return _lines(shape, [s for _, s in first])
-    outcome = short.trials.run(_lines(short, [s for _, s in first]))
-    best = _best(_scores(short, outcome))[:4].tolist()
-    again = [reordered(q.name, q.p, q.m, first[k][0], limit) for k in best]
-    return _lines(shape, [s for s in again if s])
+    blocks = [whole_block(q.p)]
+    if short.split:
+        steps, turns = (x[:400] for x in _interlocking(short, random, 8000))
+        numbers = _numbers(short, steps, turns)
+        outcome = short.trials.run(short.orders(numbers), short.fit(numbers))
+        blocks = [half_block(q.p), min_block(q.p)]
+        for k in _best(_scores(short, outcome))[:20].tolist():
+            blocks.append(Block(tuple(map(tuple, steps[k].tolist())), tuple(turns[k].tolist())))
+
+    def orders(m: int, some: list[Block]) -> list[Schedule]:
+        found = [reordered(q.name, q.p, m, b, limit, split=short.split) for b in some]
+        return [s for s in found if s]
+
+    if short is not shape:
+        blocks = [b for b in blocks if orders(1, [b])]
+        outcome = short.trials.run(_lines(short, orders(short.m, blocks)))
+        blocks = [blocks[k] for k in _best(_scores(short, outcome))[:4].tolist()]
+    return _lines(shape, orders(q.m, blocks))
 
 
 def _lines(shape: _Shape, schedules: list[Schedule]) -> Array:
@@ -212,17 +223,21 @@ def _seeds(shape: _Shape, random: np.random.RandomState, n: int) -> Array:
     chain = few[0, shape.links].sum() + few[0, shape.turns].sum() + shape.unit * (legs + 1)
     few[:, shape.period] = chain / (1 + np.arange(len(few)))[:, None]
     even = np.tile(few[0], (n // 2, 1))
+    even[:, shape.period] = shape.least[shape.period] * random.uniform(1, 1.3, (len(even), 1))
     extra = random.exponential(shape.unit, (len(even), legs))
+    # every second one as long as the memory allows: limit times the period is held on a rank
+    long = random.uniform(0.6, 1.2, (len(even), 1)) * max(q.limit) * even[:, shape.period]
+    room = np.maximum(long - few[0, shape.links].sum(), 0) / max(links, 1)
+    extra[::2] = (extra * room / extra.sum(axis=1, keepdims=True))[::2]
     even[:, shape.links] += np.repeat(extra, links, axis=1)
     even[:, shape.turns] += random.exponential(shape.unit, (len(even), legs - 1))
-    even[:, shape.period] = shape.least[shape.period] * random.uniform(1, 1.3, (len(even), 1))
     steps, turns = _interlocking(shape, random, 16 * n)
     steps, turns = steps[: n // 2], turns[: n // 2]
-    exact = np.tile(few[0], (len(steps), 1))
-    slots = shape.slots[None, :, None]
-    exact[:, shape.links] += ((steps - slots) * shape.unit).reshape(len(steps), -1)
-    exact[:, shape.turns] += np.maximum(turns - shape.slots[:-1], 0) * shape.unit
-    exact[:, shape.period] = shape.least[shape.period]
+    if q.v == 2 and not shape.split:
+        known = whole_block(q.p)
+        steps = np.concatenate([np.tile(known.steps, (20, 1, 1)), steps])
+        turns = np.concatenate([np.tile(known.turns, (20, 1)), turns])
+    exact = _numbers(shape, steps, turns)
     exact[:, shape.share] = random.choice([-1, 1], (len(exact), 1))
     even[:, shape.share] = random.choice(FITS, (len(even), 1))
     bent = [np.concatenate([exact, even]) for _ in range(2)]
@@ -230,6 +245,17 @@ def _seeds(shape: _Shape, random: np.random.RandomState, n: int) -> Array:
         _bend(shape, numbers, random)
         numbers[:, shape.pack] = random.randint(2, size=(len(numbers), 1))
     return np.concatenate([few, exact, even, *bent])
+
+
+def _numbers(shape: _Shape, steps: Array, turns: Array) -> Array:
+    """The rows of blocks given in units of F = I = W."""
+    least = np.where(np.isfinite(shape.least), shape.least, 0)
+    numbers = np.tile(least, (len(steps), 1))
+    slots = shape.slots[None, :, None]
+    numbers[:, shape.links] += ((steps - slots) * shape.unit).reshape(len(steps), -1)
+    numbers[:, shape.turns] += np.maximum(turns - shape.slots[:-1], 0) * shape.unit
+    numbers[:, shape.share] = 1
+    return numbers
 
 
 def _bend(shape: _Shape, numbers: Array, random: np.random.RandomState) -> None:
@@ -310,7 +336,7 @@ def _by_memory(shape: _Shape, steps: Array, turns: Array, period: int) -> tuple[
 def _evolve(shape: _Shape, random: np.random.RandomState) -> Array:
     """Good blocks: the best of the seeds, varied again and again."""
     q = shape.question
-    affordable = int(q.effort * 0.5 / shape.trials.n)
+    affordable = int(q.effort * 0.5 / q.starts / shape.trials.n)
     numbers = _seeds(shape, random, max(affordable // 8, _BATCH // 2))
     kept = np.zeros((0, shape.width))
     scores = np.zeros((0, 2))
@@ -436,7 +462,9 @@ class _Pool:
     @property
     def reached(self) -> bool:
         """True when the best is good enough."""
-        return bool(self.scores[0, 0] <= _ticks(self.shape, self.shape.question.target))
+        return len(self.scores) > 0 and bool(
+            self.scores[0, 0] <= _ticks(self.shape, self.shape.question.target)
+        )
 
     def whole(self) -> Array:
         """The orders with W where they fit, under either costs, whatever fitting means."""
@@ -449,7 +477,7 @@ class _Pool:
     def add(self, orders: Array, fit: Array | None) -> None:
         """Times more orders; whole ones need no fit."""
         outcome = self.shape.trials.run(orders, fit)
-        marks = (orders.reshape(len(orders), -1) * self.factors).sum(axis=1)
+        marks = (orders.reshape(len(orders), len(self.factors)) * self.factors).sum(axis=1)
         if fit is not None:
             marks += (8 * fit).astype(int)
             self.fit = np.concatenate([self.fit, fit])
@@ -515,4 +543,12 @@ def _moved(shape: _Shape, orders: Array, random: np.random.RandomState) -> Array
     for value, (first, last) in ((rank, ranks), (mb, mbs)):
         moved &= (value >= first[:, None, None]) & (value <= last[:, None, None])
     key = np.arange(width) + moved * places[:, None, None]
-    return np.take_along_axis(orders, np.argsort(key, axis=2, kind="stable"), axis=2)
+    orders = np.take_along_axis(orders, np.argsort(key, axis=2, kind="stable"), axis=2)
+    # microbatches of a stream stay in order
+    streams = np.append(shape.stream, [-1, -1])[orders]
+    where = np.argsort(streams, axis=2, kind="stable")
+    mbs = np.append(shape.mb, [0, 0])[orders]
+    items = np.argsort(streams * shape.m + mbs, axis=2, kind="stable")
+    out = np.empty_like(orders)
+    np.put_along_axis(out, where, np.take_along_axis(orders, items, axis=2), axis=2)
+    return out

@@ -1,0 +1,161 @@
+"""The memory-controlled V family and the automatic zero-bubble schedule."""
+
+import json
+from fractions import Fraction
+
+import pytest
+
+from common import COSTS, DATA
+from hocket import Costs, build, check, simulate
+from hocket.errors import UsageError
+from hocket.schedules.controllable import v_schedule
+from hocket.schedules.zero_bubble_auto import zb_schedule
+
+PROVEN = [
+    r for r in json.loads((DATA / "optima.json").read_text())
+    if r["v"] == 2 and r["split_backward"]
+]  # fmt: skip
+SKEW = COSTS["skew"]
+UNIT = {"F": 1, "I": 1, "W": 1}
+
+
+def _peak(s, costs=SKEW):
+    return max(r.peak_in_flight for r in simulate(s, costs).ranks)
+
+
+SIZES = [(1, 3), (2, 2), (2, 7), (3, 2), (3, 9), (4, 1), (4, 11), (5, 5), (6, 13), (7, 3), (8, 16),
+         (9, 20), (12, 40)]  # fmt: skip
+
+
+@pytest.mark.parametrize(("p", "m"), SIZES)
+def test_peaks_are_a_half_a_third_and_two_thirds_of_1f1b(p, m):
+    for name, limit in (
+        ("v-half", 2 * (p // 2 + 1)),
+        ("v-min", 2 * ((p + 4) // 3)),
+        ("v-1f1b", 2 * ((2 * p + 3) // 3)),
+    ):
+        s = build(name, p=p, m=m)
+        assert check(s).ok
+        assert _peak(s) <= limit
+        assert m < p or p < 3 or _peak(s) == limit
+
+
+@pytest.mark.parametrize("p", range(3, 13))
+def test_v_half_bubble_is_6_per_two_ranks_less_1(p):
+    for m in (2 * p, 3 * p + 1):
+        assert simulate(build("v-half", p=p, m=m)).makespan == 6 * m + 6 * ((p - 1) // 2) - 1
+
+
+@pytest.mark.parametrize("p", range(3, 14))
+def test_v_min_bubble_is_that_of_its_memory_also_where_published_code_has_4_more(p):
+    bubble = 12 * (p // 3) - (7 if p % 3 == 0 else 1)
+    if p % 3 == 2:
+        assert bubble == 12 * (p // 3) + 3 - 4
+    for m in (p, 2 * p, 3 * p + 1):
+        assert simulate(build("v-min", p=p, m=m)).makespan == 6 * m + bubble
+
+
+def test_v_min_p8_m16_has_a_bubble_of_23():
+    assert simulate(build("v-min", p=8, m=16)).makespan == 6 * 16 + 23
+
+
+@pytest.mark.parametrize(("p", "bubble"), [(4, 15), (8, 33)])
+def test_v_1f1b_reaches_the_published_bubble(p, bubble):
+    s = build("v-1f1b", p=p, m=2 * p)
+    assert simulate(s, Costs(F=1, B=2)).makespan == 12 * p + bubble
+
+
+@pytest.mark.parametrize(
+    ("p", "m", "limit", "makespan"),
+    [(4, 8, 4, 59), (4, 8, 6, 53), (4, 8, 8, 51), (8, 16, 8, 119), (8, 16, 10, 113),
+     (8, 16, 12, 107), (8, 16, 16, 103), (8, 32, 16, 199)],
+)  # fmt: skip
+def test_v_auto_reaches_the_known_makespan_of_each_limit(p, m, limit, makespan):
+    s = build("v-auto", p=p, m=m, limit=limit)
+    assert simulate(s).makespan <= makespan
+    assert _peak(s) <= limit
+
+
+@pytest.mark.parametrize(("limit", "makespan"), [(4, 734), (6, 611), (7, 564), (8, 537)])
+def test_v_schedule_beats_published_orders_and_a_solver_on_skewed_costs(limit, makespan):
+    s = v_schedule(4, 8, limit=limit, costs=SKEW)
+    assert check(s).ok
+    assert simulate(s, SKEW).makespan <= makespan
+    assert _peak(s) <= limit
+
+
+@pytest.mark.parametrize("record", PROVEN, ids=lambda r: f"p{r['p']}-m{r['m']}")
+def test_v_schedule_is_within_a_hair_of_every_proven_optimum_and_never_below(record):
+    c = record["costs"]
+    costs = Costs(F=c["F"][0], I=c["I"][0], W=c["W"][0], latency=c["comm"])
+    s = v_schedule(
+        record["p"], record["m"], limit=record["in_flight_cap"], costs=costs, effort=1_500_000
+    )
+    best = record["optimal_makespan"]
+    assert best <= simulate(s, costs).makespan <= Fraction(102, 100) * best
+    peaks = [r.peak_in_flight for r in simulate(s, costs).ranks]
+    assert all(a <= b for a, b in zip(peaks, record["in_flight_cap"], strict=True))
+
+
+def test_limits_hold_rank_by_rank_and_half_held_stages_count_half():
+    limits = (4, 5, 6, 8)
+    s = v_schedule(4, 6, limit=limits, costs=SKEW, effort=500_000)
+    peaks = [r.peak_in_flight for r in simulate(s, SKEW).ranks]
+    assert all(a <= b for a, b in zip(peaks, limits, strict=True))
+    whole = v_schedule(4, 6, limit=4, costs=SKEW, effort=500_000)
+    half = v_schedule(4, 6, limit=4, costs=SKEW, held=0.5, effort=500_000)
+    assert _peak(half) > 4  # by the count until W
+    assert simulate(half, SKEW).makespan <= 1.05 * simulate(whole, SKEW).makespan
+
+
+def test_smallest_limits_run_one_microbatch_after_the_other():
+    for p in (1, 3, 8):
+        assert check(v_schedule(p, 3, limit=2, effort=200_000)).ok
+        assert check(zb_schedule(p, 3, limit=1, effort=200_000)).ok
+
+
+def test_limits_that_cannot_work_name_the_smallest_that_does():
+    with pytest.raises(UsageError, match=r"limit is 1; the smallest that fits is 2"):
+        v_schedule(4, 8, limit=1)
+    with pytest.raises(UsageError, match=r"limit is 0; the smallest that fits is 1"):
+        zb_schedule(4, 8, limit=0)
+    with pytest.raises(UsageError, match=r"v-auto needs limit >= 2; .* limit=2"):
+        build("v-auto", p=4, m=8, limit=1)
+    with pytest.raises(UsageError, match=r"zb-auto needs limit >= 1; .* limit=1"):
+        build("zb-auto", p=4, m=8, limit=0)
+
+
+@pytest.mark.parametrize("make", [v_schedule, zb_schedule])
+def test_the_same_question_has_the_same_answer(make):
+    import hocket.schedules.controllable as v
+    import hocket.schedules.zero_bubble_auto as zb
+
+    orders = []
+    for _ in range(2):
+        v._found.cache_clear()
+        zb._found.cache_clear()
+        orders.append(make(4, 6, limit=5, costs=SKEW, effort=500_000))
+    assert orders[0] == orders[1]
+
+
+@pytest.mark.parametrize(("limit", "makespan"), [(4, 313), (8, 272)])
+def test_zb_auto_is_as_good_as_the_papers_search_on_skewed_costs(limit, makespan):
+    s = zb_schedule(4, 8, limit=limit, costs=SKEW, metric="makespan", effort=2_000_000)
+    assert simulate(s, SKEW).makespan <= makespan
+    assert _peak(s) <= limit
+
+
+def test_zb_auto_at_unit_costs_has_no_bubble_with_twice_the_memory():
+    once, twice = build("zb-auto", p=8, m=16), build("zb-auto", p=8, m=16, limit=16)
+    assert simulate(once).makespan == 48 + 7
+    assert simulate(twice).span == 48
+    assert _peak(once) <= 8 and _peak(twice) <= 16
+
+
+def test_zb_schedule_equals_zb_1p_and_zb_2p_on_a_model_of_the_paper():
+    # 28.3B parameters, p = 8, m = 24, microseconds; I frees 127488 of 201216 bytes per token
+    costs = Costs(F=18522, I=18086, W=9337, latency=601)
+    one = zb_schedule(8, 24, limit=8, costs=costs, effort=1_000_000)
+    two = zb_schedule(8, 24, limit=16, costs=costs, held=73728 / 201216)
+    assert simulate(one, costs).span <= 1310405
+    assert simulate(two, costs).span <= 1152599
