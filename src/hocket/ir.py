@@ -5,10 +5,12 @@ Imports numpy and errors, nothing else of hocket.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from functools import cached_property
+from operator import index
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -38,10 +40,14 @@ class Kind(IntEnum):
 
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W)
 
-# One action is one integer: kind in 4 bits, stage in 20, microbatch above.
-_STAGE_SHIFT, _MB_SHIFT = 4, 24
-_KIND_MASK, _STAGE_MASK = (1 << 4) - 1, (1 << 20) - 1
+# One action is one integer: kind in 4 bits (of which 3 are used), stage in 20, microbatch in 31.
+_STAGE_SHIFT, _MB_SHIFT, _END_SHIFT = 4, 24, 55
+_KIND_MASK, _STAGE_MASK, _UNUSED_BIT = (1 << 4) - 1, (1 << 20) - 1, 1 << 3
 MAX_STAGE = _STAGE_MASK
+MAX_MB = (1 << (_END_SHIFT - _MB_SHIFT)) - 1
+MAX_RANK = (1 << 20) - 1
+MAX_MICROBATCHES = 1 << 24  # every one takes memory in the placement, also without an action
+_STREAM = re.compile(r"[A-Za-z][\w-]*", re.ASCII)
 
 
 class Action(NamedTuple):
@@ -73,7 +79,11 @@ class Queue(NamedTuple):
 
 
 def encode(kind: Any, stage: Any, mb: Any) -> Any:
-    """The code of an action; scalars or arrays."""
+    """The code of an action; scalars or arrays.
+
+    Stages from 0 to MAX_STAGE and microbatches from 0 to MAX_MB have a code of their own. Others
+    are not refused here, so that a neighbour which does not exist can be looked up.
+    """
     return (mb << _MB_SHIFT) | (stage << _STAGE_SHIFT) | kind
 
 
@@ -98,6 +108,77 @@ def action_of(code: int) -> Action:
     return Action(Kind(code & _KIND_MASK), (code >> _STAGE_SHIFT) & _STAGE_MASK, code >> _MB_SHIFT)
 
 
+def is_name(text: Any) -> bool:
+    """True for what a schedule may be called: one word, printable, without `#`."""
+    return (
+        isinstance(text, str)
+        and text.isprintable()
+        and text.split() == [text]
+        and ("#" not in text)
+    )
+
+
+def shown(value: Any) -> str:
+    """The value in a message: its repr, cut where it is long."""
+    try:
+        text = repr(value)
+    except ValueError:  # Python writes no number of more than 4300 digits
+        return "a number of thousands of digits"
+    return text if len(text) <= 80 else f"{text[:80]}..."
+
+
+def _frozen(array: Array) -> Array:
+    array.flags.writeable = False
+    return array
+
+
+def _own(name: str, given: Any) -> Array:
+    """The integers as a read-only array that nobody else can write to; a copy if need be."""
+    array = np.asarray(given)
+    if array.ndim != 1 or (array.dtype.kind not in "iu" and array.size):
+        raise ScheduleError(f"{name} is not a row of integers, but {array.dtype} {array.shape}")
+    array = array.astype(np.int64, copy=False)
+    # An array that is read-only already and no view of another is taken as it is: that keeps
+    # `renamed` cheap at any size.
+    owned = array.base is None and not array.flags.writeable
+    return array if owned and type(array) is np.ndarray else _frozen(np.array(array))
+
+
+def _queue(given: Any, what: str) -> Queue:
+    """A queue whose rank and stream can be written and read back."""
+    good = isinstance(given, tuple) and len(given) == 2
+    rank, stream = given if good else (None, None)
+    if isinstance(rank, bool) or not isinstance(rank, int | np.integer):
+        raise ScheduleError(f"{what} is {shown(given)}; it must be a queue such as Queue(0)")
+    if not 0 <= rank <= MAX_RANK:
+        raise ScheduleError(f"{what} is {shown(given)}; ranks are 0 to {MAX_RANK}")
+    if not isinstance(stream, str) or (stream and not _STREAM.fullmatch(stream)):
+        raise ScheduleError(
+            f"{what} is {shown(given)}; a stream is named by a letter, then letters, digits, "
+            "_ and -"
+        )
+    return given if type(given) is Queue and type(rank) is int else Queue(int(rank), stream)
+
+
+def _whole(given: Any, what: str) -> int:
+    """A whole number as an int."""
+    if isinstance(given, bool | np.bool_):
+        raise ScheduleError(f"{what} is {shown(given)}; it must be a whole number")
+    try:
+        return index(given)
+    except TypeError:
+        raise ScheduleError(f"{what} is {shown(given)}; it must be a whole number") from None
+
+
+def _row(given: Any, what: str, of: str) -> tuple[Any, ...]:
+    """A sequence as a tuple."""
+    if isinstance(given, tuple) and type(given) is not Queue:
+        return given
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes | tuple | Mapping):
+        return tuple(given)
+    raise ScheduleError(f"{what} is {shown(given)}; it must be a sequence of {of}")
+
+
 # --- placement ------------------------------------------------------------------------------
 
 
@@ -115,28 +196,57 @@ class Placement:
     slices: int = 1
 
     def __post_init__(self) -> None:
+        paths = tuple(
+            tuple(
+                _queue(q, f"stage {i} of path {k}")
+                for i, q in enumerate(_row(path, f"path {k}", "queues"))
+            )
+            for k, path in enumerate(_row(self.paths, "paths", "paths"))
+        )
+        path_of = _row(self.path_of, "path_of", "numbers of paths")
+        if set(map(type, path_of)) - {int}:  # one pass in C where they are what they should be
+            path_of = tuple(_whole(k, f"the path of microbatch {i}") for i, k in enumerate(path_of))
+        slices = _whole(self.slices, "slices")
+        for name, value in (("paths", paths), ("path_of", path_of), ("slices", slices)):
+            object.__setattr__(self, name, value)
+        self._check_paths()
+        self._check_microbatches()
+
+    def _check_paths(self) -> None:
         if not self.paths or not all(self.paths):
             raise ScheduleError("a placement needs at least one path with at least one stage")
-        if not self.path_of:
+        for k, path in enumerate(self.paths):
+            if len(path) > MAX_STAGE + 1:
+                raise ScheduleError(
+                    f"path {k} has {len(path)} stages; the most there may be is {MAX_STAGE + 1}"
+                )
+        ranks = sorted({q.rank for path in self.paths for q in path})
+        gap = next((i for i, rank in enumerate(ranks) if i != rank), None)
+        if gap is not None:
+            raise ScheduleError(f"rank {gap} has no stage; ranks are numbered from 0 without gaps")
+
+    def _check_microbatches(self) -> None:
+        m, n = len(self.path_of), len(self.paths)
+        if not m:
             raise ScheduleError("a schedule needs at least one microbatch")
-        if self.slices < 1 or len(self.path_of) % self.slices:
+        if m > MAX_MICROBATCHES:
             raise ScheduleError(
-                f"{len(self.path_of)} microbatches do not make whole sequences of "
-                f"{self.slices} slices"
+                f"there are {m} microbatches; the most there may be is {MAX_MICROBATCHES}"
             )
-        n = len(self.paths)
-        bad = [mb for mb, k in enumerate(self.path_of) if not 0 <= k < n]
+        if self.slices < 1 or m % self.slices:
+            raise ScheduleError(
+                f"{m} microbatches do not make whole sequences of {shown(self.slices)} slices"
+            )
+        bad = {k for k in set(self.path_of) if not 0 <= k < n}
         if bad:
+            mb = next(mb for mb, k in enumerate(self.path_of) if k in bad)
             raise ScheduleError(
-                f"microbatch {bad[0]} is on path {self.path_of[bad[0]]}, "
-                f"but the paths are 0 to {len(self.paths) - 1}"
+                f"microbatch {mb} is on path {shown(self.path_of[mb])}, but the paths are 0 to "
+                f"{n - 1}"
             )
-        ranks = {q.rank for path in self.paths for q in path}
-        missing = sorted(set(range(max(ranks) + 1)) - ranks)
-        if missing:
-            raise ScheduleError(
-                f"rank {missing[0]} has no stage; ranks are numbered from 0 without gaps"
-            )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Placement, (self.paths, self.path_of, self.slices)
 
     @cached_property
     def queues(self) -> tuple[Queue, ...]:
@@ -161,7 +271,7 @@ class Placement:
     @cached_property
     def lengths(self) -> Array:
         """Number of stages each microbatch walks, `[microbatch]`."""
-        return np.array([len(path) for path in self.paths])[np.array(self.path_of)]
+        return _frozen(np.array([len(path) for path in self.paths])[np.array(self.path_of)])
 
     @cached_property
     def stages_of_rank(self) -> tuple[tuple[int, ...], ...]:
@@ -239,6 +349,8 @@ class Line(NamedTuple):
 
 def run(kind: Kind, stage: int, mbs: Iterable[int] | Array) -> Line:
     """One slot for each microbatch: `run(Kind.F, 2, range(3))` is `2F0 2F1 2F2`."""
+    if not 0 <= stage <= MAX_STAGE:
+        raise ScheduleError(f"there is no stage {shown(stage)}; stages are 0 to {MAX_STAGE}")
     return lay(encode(int(kind), stage, np.asarray(mbs, dtype=np.int64)))
 
 
@@ -301,8 +413,55 @@ class Schedule:
     starts: Array
 
     def __post_init__(self) -> None:
-        for array in (self.codes, self.slots, self.starts):
-            array.flags.writeable = False
+        if not is_name(self.name):
+            raise ScheduleError(
+                f"a schedule cannot be named {shown(self.name)}; a name is one word of printable "
+                "characters without '#'"
+            )
+        if not isinstance(self.placement, Placement):
+            raise ScheduleError(f"the placement is {shown(self.placement)}; it must be a Placement")
+        queues = tuple(
+            _queue(q, f"queue {i}") for i, q in enumerate(_row(self.queues, "queues", "queues"))
+        )
+        object.__setattr__(self, "queues", queues)
+        for name in ("codes", "slots", "starts"):
+            object.__setattr__(self, name, _own(name, getattr(self, name)))
+        self._check_queues()
+        self._check_arrays()
+
+    def _check_queues(self) -> None:
+        ranks, own = self.placement.p, set(self.queues)
+        for queue in self.queues:
+            if queue.rank >= ranks:
+                raise ScheduleError(
+                    f"queue {queue} is on no path: rank {queue.rank} has no stage, the ranks are "
+                    f"0 to {ranks - 1}"
+                )
+        missing = [q for q in self.placement.queues if q not in own]
+        if missing:
+            raise ScheduleError(f"queue {missing[0]} is on a path, but not among the queues")
+        if list(self.queues) != sorted(own):
+            raise ScheduleError("the queues must stand by rank and stream, each of them once")
+
+    def _check_arrays(self) -> None:
+        """Three passes over the arrays, all of them in numpy."""
+        n, bits = len(self.codes), int(np.bitwise_or.reduce(self.codes))
+        if bits >> _END_SHIFT or bits & _UNUSED_BIT:  # negative codes too
+            odd = (self.codes >> _END_SHIFT != 0) | (self.codes & _UNUSED_BIT != 0)
+            at = int(np.flatnonzero(odd)[0])
+            raise ScheduleError(
+                f"the code {self.codes[at]} at position {at} is of no action; stages are 0 to "
+                f"{MAX_STAGE}, microbatches 0 to {MAX_MB}"
+            )
+        for name, offsets, last in (
+            ("slots", self.slots, n), ("starts", self.starts, len(self.slots) - 1),
+        ):  # fmt: skip
+            if not len(offsets) or offsets[0] != 0 or offsets[-1] != last:
+                raise ScheduleError(f"{name} must lead from 0 to {last}, the end of what it cuts")
+        if len(self.starts) != len(self.queues) + 1 or (self.starts[1:] < self.starts[:-1]).any():
+            raise ScheduleError("starts must rise, and have one entry a queue and one for the end")
+        if (self.slots[1:] <= self.slots[:-1]).any():
+            raise ScheduleError("slots must rise: a slot has at least one action")
 
     @classmethod
     def from_lines(
@@ -313,20 +472,27 @@ class Schedule:
         Slots without actions are left out.
         """
         if isinstance(lines, Mapping):
-            queues = tuple(sorted({*placement.queues, *lines}))
-            lines = [lines.get(q, join()) for q in queues]
+            by_queue = {_queue(q, "the queue of a line"): line for q, line in lines.items()}
+            queues = tuple(sorted({*placement.queues, *by_queue}))
+            lines = [by_queue.get(q, join()) for q in queues]
         else:
             queues = placement.queues
             if len(lines) != len(queues):
                 raise ScheduleError(
                     f"{name} has {len(queues)} queues, but the order has {len(lines)} lines"
                 )
+        for queue, line in zip(queues, lines, strict=True):
+            if line.widths.sum() != len(line.codes):
+                raise ScheduleError(
+                    f"{name}: the slots of queue {queue} take {line.widths.sum()} actions, but "
+                    f"its line has {len(line.codes)}"
+                )
         codes = np.concatenate([x.codes for x in lines])
         widths = [x.widths if x.widths.all() else x.widths[x.widths > 0] for x in lines]
         starts = _offsets(np.array([len(w) for w in widths]))
         single = len(codes) == starts[-1]
         slots = np.arange(len(codes) + 1) if single else _offsets(np.concatenate(widths))
-        return cls(name, placement, queues, codes, slots, starts)
+        return cls(name, placement, queues, *map(_frozen, (codes, slots, starts)))
 
     @classmethod
     def from_order(
@@ -337,8 +503,14 @@ class Schedule:
     ) -> Schedule:
         """A schedule from slots written out, a sequence of actions each."""
         if isinstance(order, Mapping):
-            return cls.from_lines(name, placement, {q: _line(s) for q, s in order.items()})
-        return cls.from_lines(name, placement, [_line(slots) for slots in order])
+            by_queue = {q: _line(name, q, slots) for q, slots in order.items()}
+            return cls.from_lines(name, placement, by_queue)
+        if len(order) != len(placement.queues):
+            raise ScheduleError(
+                f"{name} has {len(placement.queues)} queues, but the order has {len(order)} lines"
+            )
+        lines = [_line(name, q, x) for q, x in zip(placement.queues, order, strict=True)]
+        return cls.from_lines(name, placement, lines)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Schedule):
@@ -387,23 +559,24 @@ class Schedule:
     @cached_property
     def widths(self) -> Array:
         """Number of actions in each slot, `[slot]`."""
-        return np.diff(self.slots)
+        return _frozen(np.diff(self.slots))
 
     @cached_property
     def slot_of_action(self) -> Array:
         """The slot each action is in, `[action]`."""
         slots = np.arange(self.n_slots, dtype=np.int32)
-        return slots if self.is_single else np.repeat(slots, self.widths)
+        return _frozen(slots if self.is_single else np.repeat(slots, self.widths))
 
     @cached_property
     def queue_of_slot(self) -> Array:
         """Index of each slot's queue, `[slot]`."""
-        return np.repeat(np.arange(len(self.queues), dtype=np.int32), np.diff(self.starts))
+        queues = np.arange(len(self.queues), dtype=np.int32)
+        return _frozen(np.repeat(queues, np.diff(self.starts)))
 
     @cached_property
     def rank_of_queue(self) -> Array:
         """The rank of each queue, `[queue]`."""
-        return np.array([q.rank for q in self.queues], dtype=np.int32)
+        return _frozen(np.array([q.rank for q in self.queues], dtype=np.int32))
 
     @cached_property
     def kinds(self) -> frozenset[Kind]:
@@ -452,11 +625,20 @@ def _offsets(widths: Array) -> Array:
     return offsets
 
 
-def _line(slots: Iterable[Iterable[Action]]) -> Line:
+def _line(name: str, queue: Queue | int, slots: Iterable[Iterable[Action]]) -> Line:
     codes: list[int] = []
     widths: list[int] = []
-    for slot in slots:
+    for i, slot in enumerate(slots):
         before = len(codes)
-        codes.extend(encode(int(kind), stage, mb) for kind, stage, mb in slot)
+        try:
+            for kind, stage, mb in slot:
+                if not (0 <= kind <= 7 and 0 <= stage <= MAX_STAGE and 0 <= mb <= MAX_MB):
+                    raise ValueError
+                codes.append(index(mb) << _MB_SHIFT | index(stage) << _STAGE_SHIFT | index(kind))
+        except (TypeError, ValueError):
+            raise ScheduleError(
+                f"{name}: slot {i} of queue {queue} is {shown(slot)}; a slot is a sequence of "
+                f"actions, their stages 0 to {MAX_STAGE}, their microbatches 0 to {MAX_MB}"
+            ) from None
         widths.append(len(codes) - before)
     return Line(np.array(codes, dtype=np.int64), np.array(widths, dtype=np.int64))
