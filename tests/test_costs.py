@@ -1,12 +1,19 @@
 """Costs: every way to give them, exactness, and every refusal."""
 
+import copy
+import pickle
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from decimal import Decimal
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from common import written
 from hocket import Bytes, Costs, build, simulate
-from hocket.costs import load_costs
+from hocket.costs import Cycle, costs_from, load_costs
 from hocket.errors import CostError
 
 FUSED = ("0: 0F0 0F1+0B0 0B1",)
@@ -95,6 +102,39 @@ def test_costs_toml_reads_every_key(tmp_path):
         ("bandwidth = 0", "bandwidth is 0; it must be above 0"),
         ("unit = 3", """unit is 3; it must be a text such as "us\""""),
         ("F = ", "not TOML: Invalid value (at end of document)"),
+        ("latency = [1, 2]", "latency is (1, 2); it must be a number"),
+        ("share = [1, 2]", "share is (1, 2); it must be a number"),
+        ("share = 0.5", "share is 0.5; it must be 1 or more"),
+        ('bandwidth = "x"', "bandwidth is 'x'; it must be a number"),
+        ("bandwidth = [1, 2]", "bandwidth is (1, 2); it must be a number"),
+        ("bandwidth = true", "bandwidth is True; it must be a number"),
+        ("bandwidth = nan", "bandwidth is nan; it must be 0 or more, and finite"),
+        ("F = { cycle = [] }",
+         "F is an empty list; it must be a number, or a list with one a stage"),
+        ("F = []", "F is an empty list; it must be a number, or a list with one a stage"),
+        ("F = { cycle = 3 }",
+         "F is {'cycle': 3}; it must be a number, or a list with one a stage"),
+        ("F = [[1, 2], [3]]", "F is [1, 2]; it must be a number, or a list with one a stage"),
+        ("F = 1979-05-27", "F is datetime.date(1979, 5, 27); it must be a number, or a list with "
+         "one a stage"),
+        ("I = [1, 2, 3]\nW = [1, 2]", "I has 3 values and W has 2, but B is left out and so their "
+         "sum; give each one number, or one a stage"),
+        ("slice = 2", "slice is 2; it must be a list with one factor a slice"),
+        ("slice = []", "slice is (); it must be a list with one factor a slice"),
+        ("slice = { cycle = [1] }", "slice is (1,); it must be a list with one factor a slice"),
+        ("slice = [1, true]", "slice is True; it must be a number"),
+        ("lane = { recv = [1, 2] }", "lane is [1, 2]; it must be a number"),
+        ("FB = { scale = [1] }", "FB.scale is [1]; it must be a number"),
+        ("FB = { cycle = [1] }",
+         """FB is (1,); it must be "sum", "max", a number, or { scale = x }"""),
+        ("[bytes]\nheld_between_I_and_W = true",
+         "bytes.held is True; it must be a number, or a list with one a stage"),
+        ("F = 1e308", "F is 1e+308; what is not 0 must be from 1e-100 to 1e+100, choose another "
+         "unit"),
+        ("F = 1e300", "F is 1e+300; what is not 0 must be from 1e-100 to 1e+100, choose another "
+         "unit"),
+        ("bandwidth = 1e-320", "bandwidth is 1e-320; what is not 0 must be from 1e-100 to 1e+100, "
+         "choose another unit"),
     ],
 )  # fmt: skip
 def test_every_refusal_names_the_file_the_key_and_what_it_must_be(tmp_path, text, sentence):
@@ -108,3 +148,143 @@ def test_every_refusal_names_the_file_the_key_and_what_it_must_be(tmp_path, text
 def test_a_costs_file_that_is_not_there(tmp_path):
     with pytest.raises(CostError, match="cannot be read: No such file or directory"):
         load_costs(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize(
+    ("given", "sentence"),
+    [
+        ({"F": None}, "F is None; it must be a number, or a list with one a stage"),
+        ({"F": (1, None)}, "F is None; it must be a number, or a list with one a stage"),
+        ({"F": np.array(["x"])}, "F is 'x'; it must be a number, or a list with one a stage"),
+        ({"F": np.ones((1, 2))},
+         "F is [1.0, 1.0]; it must be a number, or a list with one a stage"),
+        ({"F": np.True_}, "F is True; it must be a number, or a list with one a stage"),
+        ({"F": 1j}, "F is 1j; it must be a number, or a list with one a stage"),
+        ({"F": Decimal("nan")}, "F is Decimal('NaN'); it must be 0 or more, and finite"),
+        ({"F": Decimal("-1")}, "F is Decimal('-1'); it must be 0 or more, and finite"),
+        ({"F": Decimal("1e999999")}, "F is Decimal('1E+999999'); what is not 0 must be from 1e-100 "
+         "to 1e+100, choose another unit"),
+        ({"F": 10**400}, f"F is 1{'0' * 79}...; what is not 0 must be from 1e-100 to 1e+100, "
+         "choose another unit"),
+        ({"F": 10**5000}, "F is a number of thousands of digits; what is not 0 must be from 1e-100 "
+         "to 1e+100, choose another unit"),
+        ({"F": Fraction(1, 10**200)}, f"F is Fraction(1, 1{'0' * 67}...; what is not 0 must be "
+         "from 1e-100 to 1e+100, choose another unit"),
+        ({"latency": None}, "latency is None; it must be a number"),
+        ({"share": None}, "share is None; it must be a number"),
+        ({"lane": 5}, "lane is 5; it must be two numbers, (receive, send)"),
+        ({"lane": (1, 2, 3)}, "lane is (1, 2, 3); it must be two numbers, (receive, send)"),
+        ({"lane": (1, None)}, "lane is None; it must be a number"),
+        ({"slice": (1, None)}, "slice is None; it must be a number"),
+        ({"bytes": {"static": 1}}, "bytes is {'static': 1}; it must be Bytes(...)"),
+        ({"bytes": None}, "bytes is None; it must be Bytes(...)"),
+        ({"FB": None}, """FB is None; it must be "sum", "max", a number, or { scale = x }"""),
+        ({"FB": (1, 2)}, """FB is (1, 2); it must be "sum", "max", a number, or { scale = x }"""),
+        ({"FB": {"scale": None}}, "FB.scale is None; it must be a number"),
+        ({"unit": 5}, """unit is 5; it must be a text such as "us\""""),
+        ({"unit": None}, """unit is None; it must be a text such as "us\""""),
+    ],
+)  # fmt: skip
+def test_costs_of_other_types_are_refused_in_one_sentence(given, sentence):
+    with pytest.raises(CostError) as e:
+        Costs(**given)
+    assert str(e.value) == sentence
+
+
+def test_bytes_of_other_types_are_refused_in_one_sentence():
+    with pytest.raises(CostError) as e:
+        Bytes(static=None)
+    assert str(e.value) == ("bytes.static is None; it must be a number, or a list with one a stage")
+
+
+def test_lists_numpy_and_decimal_numbers_become_pythons_own():
+    costs = Costs(
+        F=[1, np.float32(0.5)], I=np.array([1, 2]), W=Decimal("0.1"), latency=np.float64(2),
+        lane=[np.int64(1), np.uint8(2)], slice=[1, 2], FB=np.int32(3), share=np.array([2])[0],
+        bandwidth=np.float16(0.5), bytes=Bytes(static=[1, 2], message=np.int8(100)),
+    )  # fmt: skip
+    assert costs == Costs(
+        F=(1, 0.5), I=(1, 2), W=Fraction(1, 10), latency=2.0, lane=(1, 2), slice=(1, 2), FB=3,
+        share=2, bandwidth=0.5, bytes=Bytes(static=(1, 2), message=100),
+    )  # fmt: skip
+    numbers = [*costs.F, *costs.I, costs.W, costs.latency, *costs.lane, costs.FB, costs.share,
+               costs.bandwidth, costs.bytes.message]  # fmt: skip
+    assert {type(x) for x in numbers} == {int, float, Fraction}
+    hash(costs)
+
+
+def test_sums_of_numpy_integers_do_not_wrap():
+    costs = Costs(F=np.int64(2**61), B=np.int64(2**61))
+    assert simulate(build("1f1b", p=2, m=2), costs).makespan == 3 * 2.0**62
+    assert Costs(I=np.int8(100), W=np.int8(100)).whole == 200
+
+
+def test_a_cycle_stays_a_cycle():
+    assert type(Costs(F=Cycle((np.int64(1), 2))).F) is Cycle
+
+
+def test_costs_whose_fused_slot_is_a_share_are_hashed_copied_and_read_as_a_mapping():
+    costs = Costs(FB={"scale": 1})
+    assert hash(costs) == hash(Costs(FB={"scale": 1})) and costs == Costs(FB={"scale": 1})
+    assert costs != Costs(FB={"scale": 2}) and costs != Costs(FB=1)
+    assert isinstance(costs.FB, Mapping)
+    assert costs.FB["scale"] == 1 and costs.FB == {"scale": 1} and dict(costs.FB) == {"scale": 1}
+    assert "'scale': 1" in repr(costs) and "other" not in costs.FB
+    assert pickle.loads(pickle.dumps(costs)) == copy.deepcopy(costs) == replace(costs) == costs
+
+
+def test_a_mapping_that_changes_later_does_not_change_the_costs():
+    given = {"scale": 1}
+    costs = Costs(FB=given)
+    given["scale"] = 2
+    assert costs.FB["scale"] == 1
+
+
+@pytest.mark.parametrize(
+    "costs",
+    [
+        Costs(F=1e100, B=1e100, latency=1e100),
+        Costs(F=10**100, B=1, share=1e100),
+        Costs(F=1e-100, I=1e-100, W=0.0),
+        Costs(bandwidth=1e-100, bytes=Bytes(message=1e40)),
+    ],
+)
+def test_the_largest_and_smallest_costs_give_finite_times(costs):
+    t = simulate(build("1f1b", p=4, m=64), costs)
+    assert 0 < t.makespan < float("inf")
+
+
+@pytest.mark.parametrize(
+    "costs",
+    [
+        Costs(bandwidth=1e-100, bytes=Bytes(message=1e100)),
+        Costs(bandwidth=Fraction(1, 10**99), bytes=Bytes(message=10**99)),
+        Costs(F=1e100, FB={"scale": 1e100}),
+    ],
+)
+def test_costs_that_make_times_beyond_floats_are_refused(costs):
+    with pytest.raises(CostError) as e:
+        simulate(build("1f1b", p=2, m=2), costs)
+    assert re.fullmatch(
+        r"these costs make a time of \S+e\+\d+; it must be at most 1e\+150, choose another unit",
+        str(e.value),
+    )
+
+
+def test_a_costs_file_with_a_byte_order_mark_is_read(tmp_path):
+    path = tmp_path / "costs.toml"
+    path.write_bytes(b"\xef\xbb\xbfF = 3\r\n")
+    assert load_costs(path) == Costs(F=3)
+
+
+@pytest.mark.parametrize("text", ["F = " + "9" * 5000, "F = " + "[" * 100_000])
+def test_toml_beyond_what_python_reads_is_refused(tmp_path, text):
+    path = tmp_path / "costs.toml"
+    path.write_text(text)
+    with pytest.raises(CostError, match="not TOML: "):
+        load_costs(path)
+
+
+def test_plain_data_of_other_types_is_refused():
+    with pytest.raises(CostError, match="unknown key 'G'"):
+        costs_from({"G": 1, "F": object()})

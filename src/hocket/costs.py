@@ -6,8 +6,9 @@ Imports ir, graph, errors.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from decimal import Decimal
 from fractions import Fraction
 from numbers import Rational
 from pathlib import Path
@@ -17,14 +18,44 @@ import numpy as np
 
 from hocket import loops
 from hocket.errors import CostError
-from hocket.ir import Array, Kind, Schedule, kinds_of, stages_of
+from hocket.ir import Array, Kind, Schedule, kinds_of, shown, stages_of
 
 Number = int | float | Fraction
 PerStage = Number | tuple[Number, ...]
 
+# What a number above 0 may be: far beyond any unit, and neither a product of a few of them nor
+# a sum over a schedule leaves the floats. A time made of several numbers may be longer.
+_SMALLEST, _LARGEST, _LONGEST = 1e-100, 1e100, 1e150
+
 
 class Cycle(tuple[Number, ...]):
     """Values that repeat over the stages: stage s has value s mod their number."""
+
+
+class Scale(Mapping[str, Number]):
+    """`{"scale": x}` as a value, so that costs can be a key: x times the sum of a fused slot."""
+
+    __slots__ = ("_factor",)
+
+    def __init__(self, factor: Number) -> None:
+        self._factor = factor
+
+    def __getitem__(self, key: str) -> Number:
+        if key != "scale":
+            raise KeyError(key)
+        return self._factor
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(("scale",))
+
+    def __len__(self) -> int:
+        return 1
+
+    def __hash__(self) -> int:
+        return hash(("scale", self._factor))
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
 
 
 @dataclass(frozen=True)
@@ -41,6 +72,9 @@ class Bytes:
     held: PerStage | None = None
     gradient: PerStage = 0
     message: PerStage = 0
+
+    def __post_init__(self) -> None:
+        _per_stage_fields(self, [f.name for f in fields(self)], optional="held", prefix="bytes.")
 
 
 @dataclass(frozen=True)
@@ -75,18 +109,42 @@ class Costs:
     unit: str = ""
 
     def __post_init__(self) -> None:
-        for name in ("F", "I", "W", "B"):
-            _positive(name, getattr(self, name))
-        for name in ("latency", "lane", "slice"):
-            _positive(name, getattr(self, name))
-        _positive("share", self.share)
-        if self.share < 1:
+        _per_stage_fields(self, ["F", "I", "W", "B"], optional="B")
+        normal: dict[str, Any] = {x: _number(x, getattr(self, x)) for x in ("latency", "share")}
+        if self.bandwidth is not None:
+            normal["bandwidth"] = _number("bandwidth", self.bandwidth)
+            if not normal["bandwidth"]:
+                raise CostError(f"bandwidth is {self.bandwidth}; it must be above 0")
+        if normal["share"] < 1:
             raise CostError(f"share is {self.share}; it must be 1 or more")
-        if self.bandwidth is not None and self.bandwidth <= 0:
-            raise CostError(f"bandwidth is {self.bandwidth}; it must be above 0")
-        for f in fields(Bytes):
-            _positive(f"bytes.{f.name}", getattr(self.bytes, f.name))
-        fused_rule(self.FB)
+        if self.lane is not None:
+            normal["lane"] = _row("lane", self.lane, "two numbers, (receive, send)")
+            if len(normal["lane"]) != 2:
+                raise CostError(
+                    f"lane is {shown(self.lane)}; it must be two numbers, (receive, send)"
+                )
+        if self.slice is not None:
+            normal["slice"] = _row("slice", self.slice, "a list with one factor a slice")
+        rule, number = fused_rule(self.FB)
+        normal["FB"] = {"scale": Scale(number), "number": number}.get(rule, rule)
+        for name, value in normal.items():
+            object.__setattr__(self, name, value)
+        if not isinstance(self.bytes, Bytes):
+            raise CostError(f"bytes is {shown(self.bytes)}; it must be Bytes(...)")
+        if not isinstance(self.unit, str):
+            raise CostError(f'unit is {shown(self.unit)}; it must be a text such as "us"')
+        self._check_whole()
+
+    def _check_whole(self) -> None:
+        """A backward that is left out needs as many values of I as of W."""
+        i, w = (
+            x if isinstance(x, tuple) and not isinstance(x, Cycle) else () for x in (self.I, self.W)
+        )
+        if self.B is None and i and w and len(i) != len(w):
+            raise CostError(
+                f"I has {len(i)} values and W has {len(w)}, but B is left out and so their sum; "
+                "give each one number, or one a stage"
+            )
 
     @property
     def whole(self) -> PerStage:
@@ -138,12 +196,54 @@ def _spread(value: PerStage, n: int) -> tuple[Number, ...]:
     return value if isinstance(value, tuple) else (value,) * n
 
 
-def _positive(name: str, value: Any) -> None:
-    for x in value if isinstance(value, tuple) else (value,):
-        if x is not None and (isinstance(x, bool) or not isinstance(x, Rational | float)):
-            raise CostError(f"{name} is {x!r}; it must be a number, or a list with one a stage")
-        if x is not None and not (x >= 0 and math.isfinite(x)):
-            raise CostError(f"{name} is {x}; it must be 0 or more, and finite")
+def _per_stage_fields(value: Any, names: Sequence[str], *, optional: str, prefix: str = "") -> None:
+    """Makes fields of a frozen value numbers or tuples of them."""
+    for name in names:
+        given = getattr(value, name)
+        if given is not None or name != optional:
+            object.__setattr__(value, name, _per_stage(prefix + name, given))
+
+
+def _per_stage(name: str, given: Any) -> PerStage:
+    """One number, or a tuple or Cycle of some, as Python's own numbers."""
+    what = "a number, or a list with one a stage"
+    given = given.tolist() if isinstance(given, np.ndarray) else given
+    if not isinstance(given, list | tuple):
+        return _number(name, given, what)
+    if not len(given):
+        raise CostError(f"{name} is an empty list; it must be {what}")
+    kind = Cycle if isinstance(given, Cycle) else tuple
+    return kind(_number(name, x, what) for x in given)
+
+
+def _row(name: str, given: Any, what: str) -> tuple[Number, ...]:
+    """A list that is not by stage, as a tuple of Python's own numbers."""
+    given = given.tolist() if isinstance(given, np.ndarray) else given
+    if not isinstance(given, list | tuple) or isinstance(given, Cycle) or not given:
+        raise CostError(f"{name} is {shown(given)}; it must be {what}")
+    return tuple(_number(name, x) for x in given)
+
+
+def _number(name: str, given: Any, what: str = "a number") -> Number:
+    """The number as one of Python's own: an int, a float or a Fraction.
+
+    Raises: CostError where it is no number, is negative, or leads beyond what floats hold.
+    """
+    if isinstance(given, np.generic):  # sums of np.float32 would round, of np.int64 wrap
+        given = float(given) if isinstance(given, np.floating) else given.item()
+    if isinstance(given, bool) or not isinstance(given, Rational | float | Decimal):
+        raise CostError(f"{name} is {shown(given)}; it must be {what}")
+    finite = given.is_finite() if isinstance(given, Decimal) else abs(given) < math.inf
+    if not finite or given < 0:
+        raise CostError(f"{name} is {shown(given)}; it must be 0 or more, and finite")
+    if given and not _SMALLEST <= given <= _LARGEST:
+        raise CostError(
+            f"{name} is {shown(given)}; what is not 0 must be from {_SMALLEST} to "
+            f"{_LARGEST}, choose another unit"
+        )
+    if isinstance(given, int | float):
+        return float(given) if isinstance(given, float) else int(given)
+    return Fraction(given) if given else 0
 
 
 def per_stage(name: str, value: PerStage, n_stages: int) -> tuple[Number, ...]:
@@ -206,12 +306,8 @@ def fused_rule(fb: Any) -> tuple[str, Number]:
     if isinstance(fb, str) and fb in ("sum", "max"):
         return fb, 0
     if isinstance(fb, Mapping) and set(fb) == {"scale"}:
-        _positive("FB.scale", fb["scale"])
-        return "scale", fb["scale"]
-    if isinstance(fb, Rational | float) and not isinstance(fb, bool):
-        _positive("FB", fb)
-        return "number", fb
-    raise CostError(f'FB is {fb!r}; it must be "sum", "max", a number, or {{ scale = x }}')
+        return "scale", _number("FB.scale", fb["scale"])
+    return "number", _number("FB", fb, '"sum", "max", a number, or { scale = x }')
 
 
 class CostTable:
@@ -237,6 +333,12 @@ class CostTable:
         values += [x * factor for row in times.values() for x in row for factor in set(slices)]
         if rule == "scale":
             values += [x * fused for x in values]
+        longest = max(values)
+        if not longest <= _LONGEST:
+            raise CostError(
+                f"these costs make a time of {float(longest):.3g}; it must be at most {_LONGEST}, "
+                "choose another unit"
+            )
         self.ticks = ticks_for(values, len(schedule.codes))
         self._table = np.stack([
             self.ticks.array([x * factor for factor in slices for x in times[k]]) for k in times
@@ -339,11 +441,11 @@ def load_costs(path: str | Path) -> Costs:
     if str(path) in profiles() and not Path(path).exists():
         path = _PROFILES / f"{path}.toml"
     try:
-        data = tomllib.loads(Path(path).read_text(encoding="utf-8"))
+        data = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
     except OSError as error:
         known = "" if Path(path).suffix else f"; built-in profiles: {', '.join(profiles())}"
         raise CostError(f"{path}: cannot be read: {error.strerror}{known}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # also digits and brackets by the thousand
         raise CostError(f"{path}: not TOML: {error}") from None
     try:
         return costs_from(data)
@@ -369,8 +471,6 @@ def costs_from(data: Mapping[str, Any]) -> Costs:
     if "held_between_I_and_W" in sizes:
         sizes["held"] = sizes.pop("held_between_I_and_W")
     values["bytes"] = Bytes(**sizes)
-    if not isinstance(values.get("unit", ""), str):
-        raise CostError(f'unit is {values["unit"]!r}; it must be a text such as "us"')
     return Costs(**values)
 
 
