@@ -146,7 +146,7 @@ def v_1f1b(p: int, m: int) -> Schedule:
 
 def v_schedule(
     p: int, m: int, *, limit: float | Sequence[float], costs: Costs = _EVEN,
-    metric: str = "makespan", split: bool = True, held: float = 1, effort: int = 6_000_000,
+    metric: str = "makespan", split: bool = True, held: float = 1, effort: int | None = None,
     name: str = "v-auto",
 ) -> Schedule:  # fmt: skip
     """The best order found for 2p stages in a V on p ranks under a limit, for these costs.
@@ -154,13 +154,15 @@ def v_schedule(
     limit: stages in flight, for all ranks or one for each. metric: what is to be small,
     "makespan" or "span". split: backwards as I and W. held: the share of a stage's activations
     that is still there between I and W (1 counts all until W). effort: actions to time in the
-    search; the same effort always gives the same order.
+    search, left out for one that suits the size; the same effort always gives the same order.
 
     Raises: UsageError for a limit below 2: each rank must hold both stages of a microbatch.
     """
     limits = (limit,) * p if isinstance(limit, int | float) else tuple(limit)
     if min(limits) < 2:
         raise UsageError(f"limit is {min(limits)}; the smallest that fits is 2")
+    if effort is None:
+        effort = min(max(6_000_000, 20_000 * p * m), 40_000_000)
     return _found(name, p, m, limits, replace(costs, FB="sum"), metric, split, held, effort)
 
 

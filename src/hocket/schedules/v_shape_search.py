@@ -233,10 +233,10 @@ def _seeds(shape: _Shape, random: np.random.RandomState, n: int) -> Array:
     even[:, shape.turns] += random.exponential(shape.unit, (len(even), legs - 1))
     steps, turns = _interlocking(shape, random, 16 * n)
     steps, turns = steps[: n // 2], turns[: n // 2]
-    if q.v == 2 and not shape.split:
-        known = whole_block(q.p)
-        steps = np.concatenate([np.tile(known.steps, (20, 1, 1)), steps])
-        turns = np.concatenate([np.tile(known.turns, (20, 1)), turns])
+    published = [half_block(q.p), min_block(q.p)] if shape.split else [whole_block(q.p)]
+    for block in published if q.v == 2 else []:
+        steps = np.concatenate([np.tile(block.steps, (10, 1, 1)), steps])
+        turns = np.concatenate([np.tile(block.turns, (10, 1)), turns])
     exact = _numbers(shape, steps, turns)
     exact[:, shape.share] = random.choice([-1, 1], (len(exact), 1))
     even[:, shape.share] = random.choice(FITS, (len(even), 1))
