@@ -328,7 +328,7 @@ def anneal(  # noqa: C901 (one compiled loop: calls of closures are not)
             at = below(state, n)
         parts, since = 0, 1e300
         u = draw(state)
-        wanted = 1 if u < 0.6 else 2 if u < 0.9 else 3
+        wanted = 1 if u < 0.4 else 2 if u < 0.7 else 3 if u < 0.9 else 4
         for _ in range(wanted):
             right = draw(state) < 0.5
             kind = 1 if draw(state) < 0.25 else 0

@@ -223,16 +223,18 @@ class Arena:
 
 
 class Chain(NamedTuple):
-    """One annealing: where it begins, its temperatures in units of the mean action."""
+    """One annealing: where it begins, temperatures in units of the mean action, moves."""
 
     start: Array
     hot: float
     cold: float
+    moves: int
     seed: int
 
 
 # Temperatures of a round's chains: from gentle repair of a good start to a wide search.
-HEATS = ((0.15, 0.03), (0.3, 0.04), (0.06, 0.02), (0.5, 0.05))
+HEATS = ((0.15, 0.03), (0.3, 0.04), (0.06, 0.02))
+WIDE = (0.3, 0.03)
 COOL = ((0.06, 0.02), (0.05, 0.005), (0.15, 0.03), (0.02, 0.002))  # for many actions
 
 
@@ -284,17 +286,17 @@ class Search:
         self._turn += 1
         better = self.best.cost < before
         if not better:
-            self._moves = min(self._moves * 5 // 3, 50 * first_moves(n))
+            self._moves = min(2 * self._moves, 64 * first_moves(n))
         return better
 
     def _annealed(self, workers: Executor) -> list[Found]:
         heats = HEATS if self.arena.problem.n < _COOL else COOL
         jobs = [
             workers.submit(
-                self.arena.anneal, c.start, moves=self._moves, hot=c.hot, cold=c.cold,
+                self.arena.anneal, c.start, moves=c.moves, hot=c.hot, cold=c.cold,
                 goal=self.goal, seed=c.seed,
             )
-            for c in _chains(self._pool, self.seed, self._turn, heats)
+            for c in _chains(self._pool, self.seed, self._turn, self._moves, heats)
         ]  # fmt: skip
         return [job.result() for job in jobs]
 
@@ -334,16 +336,20 @@ def _trials(n: int) -> int:
 
 def first_moves(n: int) -> int:
     """Moves of a first round's chain: about a quarter of a second on one core."""
-    return max(2000, min(200_000, 60_000_000 // n)) if kernels().compiled else max(50, 200_000 // n)
+    return (
+        max(2000, min(200_000, 100_000_000 // n)) if kernels().compiled else max(50, 200_000 // n)
+    )
 
 
 def _chains(
-    pool: Sequence[Found], seed: int, turn: int, heats: Sequence[tuple[float, float]] = HEATS
+    pool: Sequence[Found], seed: int, turn: int, moves: int, heats: Sequence[tuple[float, float]]
 ) -> list[Chain]:
-    """Four chains: from the best two of the pool, one that walks down it, and the last."""
-    picks = (0, min(1, len(pool) - 1), turn % len(pool), len(pool) - 1)
-    return [
-        Chain(pool[i].order, *heats[(j + turn) % len(heats)], seed * 7919 + turn * 101 + j + 1)
+    """A long one from the worst of the pool; the best two, and one that walks down the pool."""
+    picks = (0, min(1, len(pool) - 1), turn % len(pool))
+    seeds = [seed * 7919 + turn * 101 + j + 1 for j in range(4)]
+    wide = [Chain(pool[-1].order, *WIDE, 4 * moves, seeds[3])] if heats is HEATS else []
+    return wide + [
+        Chain(pool[i].order, *heats[(j + turn) % len(heats)], moves, seeds[j])
         for j, i in enumerate(picks)
     ]
 
