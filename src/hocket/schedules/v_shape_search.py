@@ -90,11 +90,11 @@ def _reordered(short: _Shape, shape: _Shape, random: np.random.RandomState) -> A
     limit = int(min(q.limit))
     blocks = [whole_block(q.p)]
     if short.split:
-        steps, turns = (x[:400] for x in _interlocking(short, random, 8000))
+        steps, turns = (x[:800] for x in _interlocking(short, random, 12000))
         numbers = _numbers(short, steps, turns)
         outcome = short.trials.run(short.orders(numbers), short.fit(numbers))
         blocks = [half_block(q.p), min_block(q.p)]
-        for k in _best(_scores(short, outcome))[:20].tolist():
+        for k in _best(_scores(short, outcome))[:30].tolist():
             blocks.append(Block(tuple(map(tuple, steps[k].tolist())), tuple(turns[k].tolist())))
 
     def orders(m: int, some: list[Block]) -> list[Schedule]:
