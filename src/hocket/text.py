@@ -39,6 +39,11 @@ def dumps(schedule: Schedule) -> str:
     return head(schedule) + "\n".join(lines) + "\n"
 
 
+def as_name(text: str) -> str:
+    """A schedule's name from any text: what a name may not hold becomes a dash."""
+    return re.sub(r"[\s#]+", "-", text).strip("-") or "imported"
+
+
 def head(schedule: Schedule) -> str:
     """The lines of the text before those of the queues."""
     placement = schedule.placement

@@ -20,6 +20,7 @@ from hocket.graph import graph
 from hocket.interop.measured import timeline_of
 from hocket.interop.placing import placement_of
 from hocket.ir import COMPUTE, Action, Kind, Queue, Schedule
+from hocket.text import as_name
 from hocket.timeline import Timeline
 
 
@@ -75,7 +76,7 @@ def read_drawn(data: bytes, source: str = "<trace>") -> dict[str, Drawn]:
         own = [e for e in events if e.pid == pid]
         blocks = list(_phased(own)) or list(own_blocks(own))
         if blocks:
-            name = re.sub(r"\s+", "-", names.get(pid, "imported"))
+            name = as_name(names.get(pid, ""))
             found[name] = drawn(blocks, name)
     if not found:
         raise TextError(source, [(1, "there is no slice of a forward or a backward in it")])

@@ -18,6 +18,7 @@ from hocket.interop.pftrace import is_pftrace, read_pftrace
 from hocket.interop.torch_csv import import_csv
 from hocket.ir import Schedule
 from hocket.lower import strip_communication
+from hocket.text import as_name
 from hocket.timeline import Timeline
 
 
@@ -86,8 +87,7 @@ def measured_case(paths: Sequence[str | Path]) -> tuple[Schedule, Costs]:
 
 
 def _stem(path: str | Path) -> str:
-    stem = PurePath(path).name.split(".")[0].replace(" ", "-")
-    return stem or "imported"
+    return as_name(PurePath(path).name.split(".")[0])
 
 
 def _only(paths: Sequence[str | Path], why: str) -> None:

@@ -32,6 +32,7 @@ from hocket.ir import Action, Kind, Schedule, Slot, encode, kinds_of, mbs_of, st
 from hocket.lower import insert_communication, strip_communication
 from hocket.lower.receives import defer_receives
 from hocket.lower.slots import forwards_first
+from hocket.text import as_name
 
 FORMS = ("compute", "messages", "padded")
 RECEIVES = ("early", "late")
@@ -137,7 +138,7 @@ def import_csv(text: str, source: str = "<csv>", *, name: str | None = None) -> 
 def schedule_of(file: TorchFile, name: str | None = None) -> Schedule:
     """The actions of a CSV as a schedule; what else stands there is left out."""
     rows = [slots_of(row) for row in file.items]
-    return from_rows(name or PurePath(file.source).stem.replace(" ", "-") or "imported", rows)
+    return from_rows(name or as_name(PurePath(file.source).stem), rows)
 
 
 def from_rows(name: str, rows: Sequence[Sequence[tuple[Action, ...]]]) -> Schedule:

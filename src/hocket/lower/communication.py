@@ -62,6 +62,8 @@ def insert_communication(schedule: Schedule) -> Schedule:
         (codes, widths, code_at[:-1].copy(), width_at[:-1].copy()),
     )  # fmt: skip
     slots = _starts(widths)
+    for array in (codes, slots, width_at):
+        array.flags.writeable = False  # given away, so that Schedule need not copy
     return Schedule(schedule.name, schedule.placement, schedule.queues, codes, slots, width_at)
 
 

@@ -16,12 +16,12 @@ from typing import Any
 from hocket.costs import Bytes
 from hocket.errors import UsageError
 from hocket.explain import observe
-from hocket.ir import Kind, Schedule
+from hocket.ir import Kind
 from hocket.render import tiles
 from hocket.render.columns import columns, levels, pack, scale_of
 from hocket.render.compare import table
 from hocket.render.svg import FILLS
-from hocket.text import dumps
+from hocket.text import head
 from hocket.timeline import PHASES, Timeline
 from hocket.trace import draw, perfetto
 from hocket.trace.slices import UNITS
@@ -144,17 +144,10 @@ def _view(label: str, timeline: Timeline, factor: float) -> tuple[dict[str, Any]
         "static": timeline.static_bytes if peaks is not None else [0] * s.p,
         "memory": {"quantity": memory.quantity, "unit": memory.unit, "counts": memory.counts},
         "shade": tiles.shade_means(s) if tiles.shades(s).any() else "",
-        "head": _head(s),
+        "head": head(s),
         "summary": summary(label, timeline),
         "columns": [[c.name, len(c.values), int(c.difference)] for c in found],
     }, found  # fmt: skip
-
-
-def _head(schedule: Schedule) -> str:
-    """The lines of a `.sched` text before its queues: the page writes those from its columns."""
-    empty = Schedule.from_lines(schedule.name, schedule.placement, {})
-    lines = dumps(empty).splitlines(keepends=True)
-    return "".join(line for line in lines if not line[:1].isdigit())
 
 
 def _kind(kind: Kind) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def one_after_the_other(schedule: Schedule, *, whole: bool) -> Schedule:
             order[queue].append([Action(Kind.F, stage, mb)])
         for stage, queue in reversed([*enumerate(path)]):
             order[queue].append([Action(Kind.B, stage, mb)])
-    return Schedule.from_order("one after the other", placement, order)
+    return Schedule.from_order("one-after-the-other", placement, order)
 
 
 class Saved:
