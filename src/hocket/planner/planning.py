@@ -402,7 +402,8 @@ def lacking(variant: Variant) -> str:
 
 def _nothing_fits(request: Request, choices: list[Variant], entrants: list[Entrant]) -> str:
     """What was tried, and what the nearest settings need."""
-    lines = [f"nothing fits p={request.p} m={request.m} under the limits"]
+    ranks = ", ".join(map(str, request.ranks))
+    lines = [f"nothing fits p={ranks} m={request.m} under the limits"]
     near = sorted(choices, key=_excess)[:3]
     lines += [f"  nearest: {v.name}: {lacking(v)}" for v in near]
     if not near:
