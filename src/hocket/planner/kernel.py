@@ -278,11 +278,12 @@ def propose(at, right, kind, distance, queues, queue_of, seq, fresh, bounds):
 
 def anneal(  # noqa: C901 (one compiled loop: calls of closures are not)
     order, queues, queue_of, base, dur, needs, need, delay, own, take, free, cap, tail, span,
-    hot, cold, n_moves, goal, seed, best_order, info,
+    hot, cold, n_moves, goal, seed, quiet, best_order, info,
 ):  # fmt: skip
     """Searches from `order` by moves within queues; writes the best to `best_order`.
 
-    Returns its cost; -1.0 where `order` cannot run. Temperature falls from `hot` to `cold`.
+    Returns its cost; -1.0 where `order` cannot run. Temperature falls from `hot` to `cold`. What
+    starts from `quiet[0]` to `quiet[1]` is left as it is.
     """
     n, p, n_nodes = len(order), len(queues) - 1, len(order)
     state = np.zeros(1, dtype=np.int64)
@@ -338,6 +339,8 @@ def anneal(  # noqa: C901 (one compiled loop: calls of closures are not)
                 break
             low, high = bounds[0], bounds[1]
             r = queue_of[seq[low]]
+            if begin[low] < quiet[1] and begin[high] >= quiet[0]:
+                break
             if not allowed(
                 low, high, fresh, seq, occ, place, base, needs, need, own, take, free, cap[r],
                 level, counts,
