@@ -273,10 +273,10 @@ class Search:
         n = self.arena.problem.n
         small = self._small
         if small is not None:
-            for _ in range(3):
+            for _ in range(1 if self._turn < 4 else 2):
                 small.round(workers)
             found += self._unrolled(small)
-        if small is None or self._turn % 3 == 2:
+        if small is None or self._turn % 4 == 3:
             found += self._annealed(workers)
         if self._turn < 3 or n > _LARGE:
             self._policies = self.arena.tune(
@@ -287,7 +287,7 @@ class Search:
         self._turn += 1
         better = self.best.cost < before
         if not better:
-            self._moves = min(2 * self._moves, 64 * first_moves(n))
+            self._moves = min(2 * self._moves, (64 if n < _COOL else 8) * first_moves(n))
         return better
 
     def _annealed(self, workers: Executor) -> list[Found]:
