@@ -387,3 +387,26 @@ def test_verify_of_unequal_rows_where_a_stage_mixes_rows_refuses() -> None:
 
     for error in on_ranks(2, rank, raises=False):
         assert "or mix rows (batch norm)?" in str(error)
+
+
+def test_a_stage_that_cannot_be_split_says_so_before_the_first_step_and_is_right() -> None:
+    class Scaled(nn.Module):
+        """A parameter that no matrix product uses."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = nn.Parameter(torch.tensor([1.5, -0.5, 2.0], dtype=torch.float64))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.tanh(x * self.factor)
+
+    schedule = build("zb-h1", p=1, m=3)
+    inputs, targets = batch(6)
+    want_loss, want = whole([Scaled()], inputs, targets)
+    module = Scaled()
+    with pytest.warns(UserWarning, match="stage 0: no part of its backward can be put off") as told:
+        pipe = Pipeline(schedule, {0: module}, mean_square)
+    assert "factor" in str(told[0].message)
+    assert "factor" in pipe.split_plans[0].whole
+    assert float(pipe.step(inputs, targets)) == pytest.approx(float(want_loss), abs=1e-12)
+    close(gradients(module)["factor"], want[0]["factor"], "factor")

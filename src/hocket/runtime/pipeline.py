@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
@@ -53,7 +54,8 @@ class Pipeline:
     every layer of every microbatch random numbers of its own, so that dropout does not depend on
     schedule or placement. store: where ranks leave word of a failure (left out: the default
     group's store). A module may bring its own split of the backward: a method `split_plan` that
-    returns what `hocket.runtime.split.prepare` returns.
+    returns what `hocket.runtime.split.prepare` returns. `split_plans` tells, by stage, whose
+    gradients are put off to W and whose are not, and why (`print(pipe.split_plans[0])`).
 
     Raises: ScheduleError, RunError when the schedule cannot run or the ranks do not fit together.
     """
@@ -88,8 +90,11 @@ class Pipeline:
         tied = [[(int(s), n) for s, n in names] for names in tied or ()]
         first_layer = self._meet(store, {"tied": tied, "seed": seed})
         m = schedule.m
+        self.split_plans = {s: _plan(self.modules[s]) for s in self._split & set(self.modules)}
+        for s, plan in self.split_plans.items():
+            _warn_if_whole(s, self.modules[s], plan)
         self._stages = {
-            s: Stage(s, module, m, loss, _plan(module) if s in self._split else None)
+            s: Stage(s, module, m, loss, self.split_plans.get(s))
             for s, module in self.modules.items()
         }
         if self._keys is not None:
@@ -435,6 +440,19 @@ def _plan(module: nn.Module) -> Any:
     """How a module's backward is split: its own way (a method `split_plan`), or the usual one."""
     own = getattr(module, "split_plan", None)
     return split.prepare(module) if own is None else own()
+
+
+def _warn_if_whole(stage: int, module: nn.Module, plan: Any) -> None:
+    """Says before the first step that a stage's backward cannot be split, and why."""
+    whole = getattr(plan, "whole", None)
+    if not whole or plan.deferred or not any(p.requires_grad for p in module.parameters()):
+        return
+    name, why = next(iter(whole.items()))
+    warnings.warn(
+        f"stage {stage}: no part of its backward can be put off, so I does all of it and W is "
+        f"empty; {name}: {why}",
+        stacklevel=4,
+    )
 
 
 def _split_stages(schedule: Schedule) -> set[int]:
