@@ -234,7 +234,7 @@ def test_microbatches_of_different_sequence_length() -> None:
             close(grad, gradients(reference[r])[name], name)
 
 
-@pytest.mark.filterwarnings("ignore:stage .: no part of its backward can be put off")
+@pytest.mark.filterwarnings("ignore:stage .. no part of its backward can be put off")
 @pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
 def test_large_tensors_travel_alone_and_change_shape(name: str) -> None:
     width = LARGE // 8
@@ -291,7 +291,7 @@ class Embedding(nn.Module):
         return self.table(tokens)
 
 
-@pytest.mark.filterwarnings("ignore:stage .: no part of its backward can be put off")
+@pytest.mark.filterwarnings("ignore:stage .. no part of its backward can be put off")
 def test_integer_input_of_the_first_stage() -> None:
     tokens = torch.arange(8) % 5
     for name in ("1f1b", "zb-h1", "dualpipe"):
