@@ -103,6 +103,8 @@ def test_compare_takes_names_with_options(capsys):
         (["show", "looped-bsf", "-p", 4, "-m", 4], 2,
          "there is no schedule 'looped-bsf'; did you mean looped-bfs?"),
         (["show", "1f1b", "-p", 4], 2, "1f1b needs the number of microbatches: give -m"),
+        (["show", "dualpip"], 2, "there is no schedule 'dualpip'; did you mean dualpipe or "
+         "dualpipev or gpipe?"),
         (["show", "1f1b", "-p", 0, "-m", 4], 2, "p is 0; it must be 1 or more"),
         (["show", "1f1b", "-p", 4, "-m", 4, "-v", 2], 2,
          "1f1b has 1 stage(s) per rank; v=2 is not possible"),

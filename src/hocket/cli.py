@@ -227,8 +227,9 @@ def _schedule(args: argparse.Namespace) -> Schedule:
 
 
 def _built(name: str, args: argparse.Namespace, options: dict[str, Any]) -> Schedule:
-    from hocket.schedules import build
+    from hocket.schedules import build, entry
 
+    entry(name)  # a wrong name is told before a missing size
     size = _sizes(name, args, options)
     return build(name, **size, **options)
 
