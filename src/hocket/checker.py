@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.deps import NEEDS
+from hocket.deps import NEEDS, PARTNER
 from hocket.errors import Problem, ScheduleError, UsageError
-from hocket.graph import Graph, Index, assemble, cycle, graph, inside
+from hocket.graph import Graph, Index, assemble, cycle, graph, inside, message_pairs
 from hocket.ir import Array, Kind, Schedule, action_of
 from hocket.lower import insert_communication
 
@@ -270,7 +270,7 @@ def _messages_complete(schedule: Schedule, index: Index) -> list[Problem]:
         return []
     where = _Where(schedule)
     out = []
-    for kind, (other, offset) in _PARTNER.items():
+    for kind, (other, offset) in PARTNER.items():
         known = (index.kinds == kind) & (index.mbs < len(index.lengths))
         at = np.flatnonzero(known)
         to = index.stages[at] + offset
@@ -385,7 +385,7 @@ def _crossed(schedule: Schedule) -> list[Problem]:
     Queues of one rank have channels of their own: what stands in two of them has no order.
     """
     where = _Where(schedule)
-    sends, receives = _messages(Index(schedule))
+    sends, receives = message_pairs(Index(schedule))
     queue, queues = schedule.queue_of_slot[schedule.slot_of_action], schedule.queues
     channel = queue[sends].astype(np.int64) * len(queues) + queue[receives]
     by_channel = np.argsort(channel, kind="stable")  # a channel's sends in the order they stand
@@ -408,32 +408,11 @@ def _crossed(schedule: Schedule) -> list[Problem]:
     return out
 
 
-_PARTNER = {
-    Kind.SEND_F: (Kind.RECV_F, +1),
-    Kind.RECV_F: (Kind.SEND_F, -1),
-    Kind.SEND_B: (Kind.RECV_B, -1),
-    Kind.RECV_B: (Kind.SEND_B, +1),
-}
-
-
 def _partner(index: Index, message: int) -> int:
     """The position of the other side of a SEND or RECV."""
-    kind, offset = _PARTNER[Kind(int(index.kinds[message]))]
+    kind, offset = PARTNER[Kind(int(index.kinds[message]))]
     part = slice(message, message + 1)
     return int(index.find(kind, index.stages[part] + offset, index.mbs[part])[0])
-
-
-def _messages(index: Index) -> tuple[Array, Array]:
-    """The positions of every SEND, and of the RECV of each."""
-    sends, receives = [], []
-    for kind in (Kind.SEND_F, Kind.SEND_B):
-        at = np.flatnonzero(index.kinds == kind)
-        other, offset = _PARTNER[kind]
-        sends.append(at)
-        receives.append(index.find(other, index.stages[at] + offset, index.mbs[at]))
-    sent = np.concatenate(sends)
-    order = np.argsort(sent)
-    return sent[order], np.concatenate(receives)[order].astype(np.int64)
 
 
 def _unmet(schedule: Schedule) -> list[Problem]:
@@ -462,7 +441,7 @@ def _rendezvous(schedule: Schedule, index: Index, g: Graph) -> Graph:
     is_comm = index.kinds >= Kind.SEND_F
     keep = ~(is_comm[g.source] & is_comm[g.target])
     sources, targets = [g.source[keep]], [g.target[keep]]
-    sends, receives = _messages(index)
+    sends, receives = message_pairs(index)
     is_first = np.zeros(schedule.n_slots + 1, dtype=bool)
     is_first[schedule.starts[:-1]] = True
     for here, there in ((sends, receives), (receives, sends)):

@@ -54,6 +54,21 @@ MESSAGE: dict[Kind, tuple[Kind, Kind, int]] = {
     Kind.I: (Kind.SEND_B, Kind.RECV_B, -1),
 }
 
+# The other side of each message, and the stage offset to it.
+PARTNER: dict[Kind, tuple[Kind, int]] = {
+    kind: other
+    for send, receive, offset in MESSAGE.values()
+    for kind, other in ((send, (receive, offset)), (receive, (send, -offset)))
+}
+
+# The actions of the same stage that a received message lets start.
+CONSUMERS: dict[Kind, tuple[Kind, ...]] = {
+    receive: tuple(
+        kind for kind, needs in NEEDS.items() if any((receive, 0) in need.sources for need in needs)
+    )
+    for _, receive, _ in MESSAGE.values()
+}
+
 
 class Effect(NamedTuple):
     """Change of memory by one action: what it takes at its start, what it gives back at its end.

@@ -21,6 +21,7 @@ from hocket.recognise import is_quick, path_time
 from hocket.render.compare import format_time, table
 from hocket.schedules import Entry, build, entries
 from hocket.simulator import simulate
+from hocket.text import ranges
 from hocket.timeline import CAUSES, PHASES, Gap, Timeline
 
 TENTH = Fraction(9, 10)
@@ -313,7 +314,7 @@ def _cause(root: Slot | None, on: Queue | None, gaps: list[Gap]) -> Cause:
 
 def _counted(cause: Cause) -> str:
     gaps = "1 gap" if cause.gaps == 1 else f"{cause.gaps} gaps"
-    ranks = f"rank {cause.ranks[0]}" if len(cause.ranks) == 1 else f"ranks {_ranges(cause.ranks)}"
+    ranks = f"rank {cause.ranks[0]}" if len(cause.ranks) == 1 else f"ranks {ranges(cause.ranks)}"
     return f"{gaps} on {ranks} ({' and '.join(p for p in PHASES if p in cause.phases)})"
 
 
@@ -324,17 +325,6 @@ def _because(cause: Cause) -> str:
     if cause.gaps == 1:
         return str(gap)
     return f"all go back to {cause.root} on rank {cause.on}; first, {gap}"
-
-
-def _ranges(numbers: tuple[int, ...]) -> str:
-    """`0-3,8` for 0 1 2 3 8."""
-    parts: list[list[int]] = []
-    for n in numbers:
-        if parts and n == parts[-1][1] + 1:
-            parts[-1][1] = n
-        else:
-            parts.append([n, n])
-    return ",".join(str(a) if a == b else f"{a}-{b}" for a, b in parts)
 
 
 # --- one change of cost ------------------------------------------------------------------------

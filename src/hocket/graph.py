@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket import loops
-from hocket.deps import NEEDS, Need
+from hocket.deps import MESSAGE, NEEDS, PARTNER, Need
 from hocket.ir import Array, Kind, Schedule, kinds_of, mbs_of, stages_of
 
 _NONE = np.empty(0, dtype=np.int32)
@@ -436,3 +436,16 @@ def cycle(graph: Graph) -> Iterator[tuple[int, int]]:
 def runs(schedule: Schedule) -> bool:
     """True when no action of the schedule waits for itself."""
     return not graph(schedule).stuck
+
+
+def message_pairs(index: Index) -> tuple[Array, Array]:
+    """The positions of every SEND, in the order they stand, and of the RECV of each (`n`: none)."""
+    sends, receives = [], []
+    for kind in sorted({send for send, _, _ in MESSAGE.values()}):
+        at = np.flatnonzero(index.kinds == kind)
+        other, offset = PARTNER[kind]
+        sends.append(at)
+        receives.append(index.find(other, index.stages[at] + offset, index.mbs[at]))
+    sent = np.concatenate(sends)
+    order = np.argsort(sent)
+    return sent[order], np.concatenate(receives)[order].astype(np.int64)

@@ -54,14 +54,14 @@ def head(schedule: Schedule) -> str:
         line = f"path {k}: {' '.join(map(str, path))}"
         if len(placement.paths) > 1:
             mbs = [mb for mb, on in enumerate(placement.path_of) if on == k]
-            line = f"{line} | {_ranges(mbs)}".rstrip()
+            line = f"{line} | {ranges(mbs)}".rstrip()
         elif placement.m != _largest_mb(schedule) + 1:
-            line = f"{line} | {_ranges(range(placement.m))}"  # the actions do not say how many
+            line = f"{line} | {ranges(range(placement.m))}"  # the actions do not say how many
         out.append(line)
     return "\n".join(out) + "\n"
 
 
-def _ranges(numbers: Sequence[int]) -> str:
+def ranges(numbers: Sequence[int]) -> str:
     """`0-3,8` for 0 1 2 3 8."""
     parts: list[list[int]] = []
     for n in numbers:
@@ -406,7 +406,7 @@ def from_json(data: dict[str, Any], *, source: str = "<json>") -> Schedule:
             f"name {name}",
             f"slices {slices}",
             *(
-                f"path {k}: {' '.join(path)} | {_ranges(mbs)}"
+                f"path {k}: {' '.join(path)} | {ranges(mbs)}"
                 for k, (path, mbs) in enumerate(zip(paths, by_path, strict=True))
             ),
             *(f"{q}: {' '.join(slots)}" for q, slots in order.items()),

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from hocket.deps import CONSUMERS, PARTNER
 from hocket.errors import TextError, UsageError
 from hocket.interop.measured import (
     Clocks,
@@ -31,12 +32,11 @@ from hocket.interop.measured import (
 )
 from hocket.interop.torch_csv import from_rows
 from hocket.interop.torch_text import Item, read_word
-from hocket.ir import Array, Kind, Schedule, action_of, encode
+from hocket.ir import Array, Schedule, action_of, encode
 from hocket.lower import strip_communication
 from hocket.timeline import Timeline
 
 _LABEL = re.compile(r"PP:(\S+)(?: (\w+))?")
-_CONSUMES = {Kind.RECV_F: (Kind.F,), Kind.RECV_B: (Kind.B, Kind.I)}
 _RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)")
 _MESSAGE_KERNEL = re.compile(r"nccl|SendRecv", re.IGNORECASE)
 
@@ -373,12 +373,12 @@ def _wait_for_messages(schedule: Schedule, start: Array, end: Array) -> None:
     at = {code: i for i, code in enumerate(schedule.codes.tolist())}
     for code, i in at.items():
         action = action_of(code)
-        if action.kind not in _CONSUMES:
+        if action.kind not in CONSUMERS:
             continue
-        shift, sender = (-1, Kind.SEND_F) if action.kind == Kind.RECV_F else (1, Kind.SEND_B)
+        sender, shift = PARTNER[action.kind]
         sent = at.get(encode(int(sender), action.stage + shift, action.mb))
         end[i] = min(end[i], max(start[i], -np.inf if sent is None else start[sent]))
-        for kind in _CONSUMES[action.kind]:
+        for kind in CONSUMERS[action.kind]:
             user = at.get(encode(int(kind), action.stage, action.mb))
             if user is not None:
                 start[user] = min(max(start[user], end[i]), end[user])
@@ -471,7 +471,7 @@ def _times(step: list[Range]) -> dict[int, tuple[int, int]]:
         needed = [
             encode(int(kind), a.stage, a.mb)
             for a in actions
-            for kind, users in _CONSUMES.items()
+            for kind, users in CONSUMERS.items()
             if a.kind in users
         ]
         received = [c for c in needed if c in posts]

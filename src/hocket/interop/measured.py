@@ -14,7 +14,7 @@ import numpy as np
 
 from hocket.costs import Costs, Number, PerStage, Ticks
 from hocket.deps import NEEDS
-from hocket.graph import graph
+from hocket.graph import Index, graph, message_pairs
 from hocket.ir import (
     COMPUTE,
     Array,
@@ -23,7 +23,6 @@ from hocket.ir import (
     action_of,
     encode,
     kinds_of,
-    mbs_of,
     stages_of,
 )
 from hocket.timeline import Timeline
@@ -95,19 +94,10 @@ def until_received(schedule: Schedule, start: Array, end: Array) -> Array:
 
 def _pairs(schedule: Schedule) -> tuple[Array, Array]:
     """The positions of every SEND whose RECV stands in the order, and of the RECV."""
-    kinds, stages = kinds_of(schedule.codes), stages_of(schedule.codes)
-    mbs = mbs_of(schedule.codes)
-    at = {code: i for i, code in enumerate(schedule.codes.tolist())}
-    sends = np.flatnonzero((kinds == Kind.SEND_F) | (kinds == Kind.SEND_B))
-    forward = kinds[sends] == Kind.SEND_F
-    partners = encode(
-        np.where(forward, int(Kind.RECV_F), int(Kind.RECV_B)),
-        stages[sends] + np.where(forward, 1, -1),
-        mbs[sends],
-    )
-    known = np.array([code in at for code in partners.tolist()], dtype=bool)
-    receives = [at[code] for code in partners[known].tolist()]
-    return sends[known], np.array(receives, dtype=np.int64)
+    index = Index(schedule)
+    sends, receives = message_pairs(index)
+    known = receives < index.n
+    return sends[known], receives[known]
 
 
 def clocks_of(p: int, messages: Messages, *, shared: bool = False) -> Clocks:

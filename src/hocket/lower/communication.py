@@ -76,15 +76,19 @@ def _starts(lengths: Array) -> Array:
 
 def strip_communication(schedule: Schedule) -> Schedule:
     """The schedule without its SEND and RECV actions."""
-    compute = kinds_of(schedule.codes) < Kind.SEND_F
+    return keep(schedule, kinds_of(schedule.codes) < Kind.SEND_F)
+
+
+def keep(schedule: Schedule, wanted: Array) -> Schedule:
+    """The schedule with only the wanted actions, `[action]`, in the order in which they stand."""
     kept = np.zeros(schedule.n_slots, dtype=np.int64)
-    np.add.at(kept, schedule.slot_of_action[compute], 1)
+    np.add.at(kept, schedule.slot_of_action[wanted], 1)
     lines = {}
     for q, queue in enumerate(schedule.queues):
         part = slice(int(schedule.starts[q]), int(schedule.starts[q + 1]))
         first, last = schedule.slots[part.start], schedule.slots[part.stop]
         widths = kept[part]
-        lines[queue] = Line(schedule.codes[first:last][compute[first:last]], widths[widths > 0])
+        lines[queue] = Line(schedule.codes[first:last][wanted[first:last]], widths[widths > 0])
     return Schedule.from_lines(schedule.name, schedule.placement, lines)
 
 

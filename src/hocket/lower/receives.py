@@ -1,16 +1,15 @@
 """Moves receives in an order: early enough to overlap, late enough to hold few buffers.
 
 A receive that stands late makes its sender wait for the post; one that stands early keeps a buffer,
-and with NCCL a spinning kernel, for a message that is not needed yet. Imports ir.
+and with NCCL a spinning kernel, for a message that is not needed yet. Imports ir, deps.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
+from hocket.deps import CONSUMERS
 from hocket.ir import Kind, Line, Schedule, kinds_of, mbs_of, stages_of
-
-_CONSUMERS = {Kind.RECV_F: (Kind.F,), Kind.RECV_B: (Kind.B, Kind.I)}
 
 
 def defer_receives(schedule: Schedule, *, lead: int = 1) -> Schedule:
@@ -57,7 +56,7 @@ def _placed(schedule: Schedule, slots: range, lead: int) -> list[int]:
     receives: list[int] = []
     for i in slots:
         parts = range(bounds[i], bounds[i + 1])
-        if len(parts) == 1 and kinds[parts[0]] in _CONSUMERS:
+        if len(parts) == 1 and kinds[parts[0]] in CONSUMERS:
             receives.append(i)
             continue
         for a in parts:
@@ -69,7 +68,7 @@ def _placed(schedule: Schedule, slots: range, lead: int) -> list[int]:
     for i in receives:
         a = bounds[i]
         at = (stages[a], mbs[a])
-        user = min(where[k, *at][1] for k in _CONSUMERS[Kind(kinds[a])] if (k, *at) in where)
+        user = min(where[k, *at][1] for k in CONSUMERS[Kind(kinds[a])] if (k, *at) in where)
         place = computes[max(user - lead, 0)]
         sent = where.get((Kind.SEND_F, *at)) if kinds[a] == Kind.RECV_B else None
         before.setdefault(place if sent is None else max(place, sent[0] + 1), []).append(i)
@@ -92,11 +91,11 @@ def _deferred(schedule: Schedule, slots: range, lead: int) -> list[int]:
     for i in reversed(slots):
         a = int(first[i])
         kind = Kind(int(kinds[a])) if schedule.widths[i] == 1 else None
-        if kind not in _CONSUMERS:
+        if kind not in CONSUMERS:
             out.append(i)
             continue
         at = (int(stages[a]), int(mbs[a]))
-        users = {consumed.get((int(k), *at)) for k in _CONSUMERS[kind]}
+        users = {consumed.get((int(k), *at)) for k in CONSUMERS[kind]}
         out.insert(_place(out, users, lead, schedule, kinds), i)
     return out[::-1]
 

@@ -13,14 +13,11 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from hocket.deps import PARTNER
 from hocket.errors import RunError
-from hocket.ir import Kind, action_of
+from hocket.ir import action_of
 from hocket.runtime.program import Entry, Program, Role
 
-_PARTNER = {
-    Kind.RECV_F: (Kind.SEND_F, -1), Kind.RECV_B: (Kind.SEND_B, +1),
-    Kind.SEND_F: (Kind.RECV_F, +1), Kind.SEND_B: (Kind.RECV_B, -1),
-}  # fmt: skip
 # Seconds in which the rank that broke a connection may say why, before this one says what it sees;
 # a rank that knows less (not even who is gone) leaves the word to others for longer.
 GRACE = 0.5
@@ -50,9 +47,9 @@ def place(program: Program, entry: Entry | None) -> Place:
     if entry is None:
         return Place("the end of the step")
     action = program.action(entry)
-    if action.kind not in _PARTNER:
+    if action.kind not in PARTNER:
         return Place(str(action))
-    kind, offset = _PARTNER[action.kind]
+    kind, offset = PARTNER[action.kind]
     partner = f"{action.stage + offset}{kind.name}{action.mb}"
     peer = program.peer[entry.action]
     waits_for = (peer, partner) if entry.role in (Role.WAIT, Role.RELEASE) else None

@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from hocket.costs import Ticks
-from hocket.graph import graph
-from hocket.ir import Array, Kind, Line, Schedule, encode, kinds_of, mbs_of, stages_of
+from hocket.graph import Index, graph, message_pairs
+from hocket.ir import Array, Kind, Line, Schedule, kinds_of
 from hocket.runtime.program import Role, programs
 from hocket.timeline import Timeline
 
@@ -41,7 +41,7 @@ def timeline(schedule: Schedule, spans: Sequence[Array], offsets: Sequence[float
             if role in (Role.RUN, Role.SEND, Role.WAIT):
                 end[action] = finish
     rank = schedule.rank_of_queue[schedule.queue_of_slot[schedule.slot_of_action]]
-    sends, receives = _messages(schedule)
+    sends, receives = message_pairs(Index(schedule))
     clocks = aligned(
         np.asarray(offsets, dtype=float), rank[sends], rank[receives], start[sends], end[receives]
     )
@@ -67,21 +67,6 @@ def _timeline(schedule: Schedule, start: Array, end: Array) -> Timeline:
         schedule=schedule, graph=g, start=start, end=end, before=zeros, after=zeros,
         delays=delays, ticks=Ticks(1, exact=False), unit="us", measured=True,
     )  # fmt: skip
-
-
-def _messages(schedule: Schedule) -> tuple[Array, Array]:
-    """Positions of every SEND and of the RECV that belongs to it."""
-    kinds, stages = kinds_of(schedule.codes), stages_of(schedule.codes)
-    mbs = mbs_of(schedule.codes)
-    at = {code: i for i, code in enumerate(schedule.codes.tolist())}
-    sends = np.flatnonzero((kinds == Kind.SEND_F) | (kinds == Kind.SEND_B))
-    forward = kinds[sends] == Kind.SEND_F
-    partners = encode(
-        np.where(forward, int(Kind.RECV_F), int(Kind.RECV_B)),
-        stages[sends] + np.where(forward, 1, -1),
-        mbs[sends],
-    )
-    return sends, np.array([at[code] for code in partners.tolist()], dtype=np.int64)
 
 
 def aligned(
