@@ -257,8 +257,8 @@ def readings(timelines: Sequence[Timeline]) -> Readings:
         _add_gaps(timeline, between, latency)
     first = timelines[0]
     return Readings(
-        {key: _spread(times) for key, times in actions.items()},
-        _spread(between), _spread(latency), first.schedule.placement.n_stages, first.unit,
+        {key: spread_of(times) for key, times in actions.items()},
+        spread_of(between), spread_of(latency), first.schedule.placement.n_stages, first.unit,
     )  # fmt: skip
 
 
@@ -300,7 +300,8 @@ def _arrival(
     return made, there
 
 
-def _spread(times: Sequence[float]) -> Spread:
+def spread_of(times: Sequence[float]) -> Spread:
+    """The spread of repeated times; all zero where there are none."""
     if not times:
         return Spread(0.0, 0.0, 0.0, 0.0, 0)
     low, middle, high = np.quantile(times, (0.25, 0.5, 0.75)).tolist()

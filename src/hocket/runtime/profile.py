@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from hocket.costs import Bytes, Costs
+from hocket.interop.measured import Spread, spread_of
 from hocket.ir import COMPUTE, Kind, kinds_of, stages_of
 from hocket.runtime.report import milliseconds
 from hocket.timeline import Timeline
@@ -22,16 +23,6 @@ if TYPE_CHECKING:
     from torch import nn
 
 Key = tuple[Kind, int]  # kind and stage
-
-
-class Spread(NamedTuple):
-    """Of repeated times, in ms: mean, median, and between which values the middle half lies."""
-
-    mean: float
-    median: float
-    low: float
-    high: float
-    count: int
 
 
 @dataclass(frozen=True)
@@ -91,8 +82,8 @@ def measured(timelines: Sequence[Timeline]) -> Measured:
         for queue in timeline.schedule.queues:
             _add_gaps(timeline, queue, between, latency)
     return Measured(
-        {key: _spread(times) for key, times in actions.items()},
-        _spread(between), _spread(latency),
+        {key: spread_of(times) for key, times in actions.items()},
+        spread_of(between), spread_of(latency),
         timelines[0].schedule.placement.n_stages,
     )  # fmt: skip
 
@@ -116,13 +107,6 @@ def _add_gaps(timeline: Timeline, queue: Any, between: list[float], latency: lis
             is_message = gap.before == awaited and gap.waits_on != queue
             (latency if is_message else between).append(float(gap.end - gap.start) * ms)
         awaited = gap.before if gap.cause == "dependency" else None
-
-
-def _spread(times: Sequence[float]) -> Spread:
-    if not times:
-        return Spread(0.0, 0.0, 0.0, 0.0, 0)
-    low, middle, high = np.quantile(times, (0.25, 0.5, 0.75)).tolist()
-    return Spread(float(np.mean(times)), middle, low, high, len(times))
 
 
 def typical(timelines: Sequence[Timeline]) -> Timeline:
