@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from hocket.ir import Schedule
     from hocket.recognise import Diff
     from hocket.schedules import Entry
-    from hocket.summary import Competitor
+    from hocket.summary import Comparison, Competitor
     from hocket.timeline import Timeline
 
 _SCHEDULE_HELP = "a name from `hocket list`, name:key=value,..., module:function, or a .sched file"
@@ -130,6 +130,12 @@ def _parser() -> argparse.ArgumentParser:
     _add_size(compare)
     _add_costs(compare)
     compare.add_argument("--chart", action="store_true", help="draw bubble against memory too")
+    compare.add_argument(
+        "--format",
+        choices=("text", "svg"),
+        help="of the chart (default: by the file's ending, else text)",
+    )
+    compare.add_argument("-o", "--output", metavar="FILE", help="write the chart to this file")
     limits = compare.add_argument_group("exactly two schedules: what the second one changes")
     limits.add_argument("--max-makespan", type=float, metavar="T", help="exit 1 if it takes longer")
     limits.add_argument("--max-bytes", type=float, metavar="N", help="exit 1 if a rank needs more")
@@ -479,21 +485,38 @@ def _compare(args: argparse.Namespace) -> int:
     costs = _costs(args)
     table = compare(competitors, costs, left_out)
     change, broken = _change(competitors, costs, args)
+    chart = _chart(table, args)
     if args.json:
         changed = {} if change is None else {"change": change.as_json(), "exceeded": broken}
+        changed |= {"chart": args.output} if args.output else {}
         _print_json(table.as_json() | changed)
         return 1 if broken else 0
-    print(table)
-    if args.chart:
-        from hocket.render.pareto import Point, pareto_text
-
-        points = [Point(r.schedule, r.bubble_ratio, r.in_flight) for r in table.rows]
-        print(f"\n{pareto_text(points)}")
+    if chart is None:  # the picture is the output
+        return 1 if broken else 0
+    print(table, *chart, sep="\n\n")
     if change is not None:
         print(f"\n{change}")
     for sentence in broken:
         print(f"hocket: {sentence}", file=sys.stderr)
     return 1 if broken else 0
+
+
+def _chart(table: Comparison, args: argparse.Namespace) -> list[str] | None:
+    """What to print of the chart, if it is asked for; None where it is printed alone."""
+    if not (args.chart or args.format or args.output):
+        return []
+    from hocket.render.files import form_of, put
+    from hocket.summary import CHARTS, chart
+
+    form = form_of(args.format, args.output, CHARTS)
+    drawn = chart(table, form)
+    if args.output:
+        put(drawn, args.output)
+        return [f"chart: {args.output}"]
+    if isinstance(drawn, str) and (form == "text" or args.json):
+        return [drawn]
+    put(drawn, None)
+    return None
 
 
 def _change(

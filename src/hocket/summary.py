@@ -248,6 +248,37 @@ def costs_of(schedule: Schedule, costs: Costs) -> Costs:
     return costs.split(1 if phased else v, schedule.placement.slices)
 
 
+CHARTS = ("text", "svg")
+
+
+def chart(table: Comparison, form: str = "text") -> str:
+    """Bubble against memory of the fullest rank: bytes where the costs have them, else in flight.
+
+    form: one of CHARTS.
+    """
+    from hocket.render import pareto
+
+    memory, scale = _memory_axis(table)
+    points = [
+        pareto.Point(
+            r.schedule, r.bubble_ratio, (r.peak_bytes if table.has_bytes else r.in_flight) / scale
+        )
+        for r in table.rows
+    ]
+    return {"text": pareto.pareto_text, "svg": pareto.pareto_svg}[form](points, memory=memory)
+
+
+def _memory_axis(table: Comparison) -> tuple[str, float]:
+    """The axis of memory, and what one on it is."""
+    if not table.has_bytes:
+        return "microbatches in flight", 1
+    most = max((r.peak_bytes for r in table.rows), default=0)
+    for name, scale in (("billions", 1e9), ("millions", 1e6), ("thousands", 1e3)):
+        if most >= scale:
+            return f"bytes ({name})", scale
+    return "bytes", 1
+
+
 def _row(competitor: Competitor, costs: Costs) -> Row:
     schedule = competitor.schedule
     v = max(1, schedule.placement.n_stages // schedule.p)
@@ -275,6 +306,7 @@ def _formula(competitor: Competitor, costs: Costs) -> Number | str | None:
 
 
 __all__ = [
+    "CHARTS",
     "Comparison",
     "Competitor",
     "Row",
@@ -282,6 +314,7 @@ __all__ = [
     "as_json",
     "as_text",
     "bound_of",
+    "chart",
     "compare",
     "competitor",
     "costs_of",

@@ -1,0 +1,41 @@
+"""Pictures on their way out: what a file's ending asks for, and writing text or bytes.
+
+Imports errors only.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from hocket.errors import UsageError
+
+
+def form_of(form: str | None, path: str | None, forms: Sequence[str]) -> str:
+    """The form that was asked for, else what the file's ending says, else the first of them."""
+    ending = Path(path or "").suffix.lower()[1:]
+    return form or (ending if ending in forms else forms[0])
+
+
+def put(data: str | bytes, path: str | None) -> None:
+    """Writes to a file, or to standard output.
+
+    Raises: UsageError where the file cannot be written, or bytes would go to a terminal.
+    """
+    if path is None:
+        _print(data)
+        return
+    try:
+        Path(path).write_bytes(data.encode() if isinstance(data, str) else data)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def _print(data: str | bytes) -> None:
+    if isinstance(data, str):
+        print(data, end="")
+        return
+    if sys.stdout.isatty():
+        raise UsageError("a PDF is no text for a terminal; give --output FILE.pdf")
+    sys.stdout.buffer.write(data)

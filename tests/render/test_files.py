@@ -1,0 +1,73 @@
+"""Pictures that commands write: the form by name or by the file's ending, and where they go."""
+
+import json
+
+import pytest
+
+from hocket.cli import main
+from hocket.errors import UsageError
+from hocket.render import files
+
+SIZE = ["-p", "4", "-m", "8"]
+
+
+def run(capsys, *words):
+    status = main([str(w) for w in words])
+    out = capsys.readouterr()
+    return status, out.out, out.err
+
+
+def test_the_chart_is_written_as_its_ending_says_and_the_table_still_printed(capsys, tmp_path):
+    path = tmp_path / "chart.svg"
+    status, out, _ = run(capsys, "compare", *SIZE, "1f1b", "zb-h1", "-o", path)
+    assert status == 0 and f"\n\nchart: {path}\n\n1f1b -> zb-h1\n" in out
+    assert path.read_text().startswith("<svg") and ">zb-h1<" in path.read_text()
+
+
+def test_a_chart_without_a_file_is_the_only_output(capsys):
+    status, out, _ = run(capsys, "compare", *SIZE, "--chart", "--format", "svg")
+    assert status == 0 and out.startswith("<svg") and out.endswith("</svg>\n")
+
+
+def test_the_chart_s_memory_is_bytes_where_the_costs_have_them(capsys, tmp_path):
+    costs = tmp_path / "costs.toml"
+    costs.write_text("[bytes]\nactivation = 3e9\nstatic = 1e9\n")
+    _, out, _ = run(capsys, "compare", *SIZE, "1f1b", "gpipe", "--chart", "--costs", costs)
+    assert "  A  1f1b: bubble 27.3%, bytes (billions) 13\n" in out
+    _, out, _ = run(capsys, "compare", *SIZE, "1f1b", "gpipe", "--chart")
+    assert "  A  1f1b: bubble 27.3%, microbatches in flight 4\n" in out
+
+
+def test_a_chart_that_cannot_be_written_is_one_sentence(capsys):
+    status, _, err = run(capsys, "compare", *SIZE, "1f1b", "gpipe", "-o", "/none/x.svg")
+    assert (status, err) == (
+        2,
+        "hocket: /none/x.svg: cannot be written: No such file or directory\n",
+    )
+
+
+def test_json_says_where_the_chart_is(capsys, tmp_path):
+    path = tmp_path / "chart.svg"
+    _, out, _ = run(capsys, "compare", *SIZE, "1f1b", "zb-h1", "--json", "-o", path)
+    assert json.loads(out)["chart"] == str(path) and path.exists()
+
+
+@pytest.mark.parametrize(
+    ("form", "path", "found"),
+    [
+        (None, None, "grid"),
+        (None, "a.SVG", "svg"),
+        ("grid", "a.svg", "grid"),
+        (None, "a.x", "grid"),
+    ],
+)
+def test_the_form_is_the_one_asked_for_else_the_ending_s(form, path, found):
+    assert files.form_of(form, path, ("grid", "svg")) == found
+
+
+def test_bytes_are_not_written_to_a_terminal(monkeypatch, capsysbinary):
+    files.put(b"%PDF", None)
+    assert capsysbinary.readouterr().out == b"%PDF"
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    with pytest.raises(UsageError, match="no text for a terminal"):
+        files.put(b"%PDF", None)
