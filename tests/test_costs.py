@@ -13,7 +13,7 @@ import pytest
 
 from common import written
 from hocket import Bytes, Costs, build, simulate
-from hocket.costs import Cycle, costs_from, load_costs
+from hocket.costs import Cycle, costs_from, costs_toml, load_costs
 from hocket.errors import CostError
 
 FUSED = ("0: 0F0 0F1+0B0 0B1",)
@@ -81,6 +81,25 @@ def test_costs_toml_reads_every_key(tmp_path):
         F=(80, 92), I=(80, 92), W=40, FB={"scale": 0.8}, latency=3, lane=(10, 12), bandwidth=2.5,
         unit="us", bytes=Bytes(static=5, activation=(1, 2), held=1, gradient=4, message=9),
     )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "costs",
+    [
+        Costs(),
+        Costs(F=(1, 2), I=Cycle([3, 4]), W=0, B=(5, 6), FB="max", unit='1" of µs'),
+        Costs(
+            F=1.5, FB=7, latency=0.125, lane=(0.25, 0), bandwidth=10**12, slice=(1, 1.5), share=2
+        ),
+        Costs(FB={"scale": 0.75}, bytes=Bytes(1, (2, 3), 4, 5, 6)),
+        Costs(bytes=Bytes(activation=3, held=0)),
+    ],
+)
+def test_written_costs_are_read_back(costs, tmp_path):
+    path = tmp_path / "costs.toml"
+    path.write_text(costs_toml(costs, ["two lines", "of notes"]), encoding="utf-8")
+    assert path.read_text(encoding="utf-8").startswith("# two lines\n# of notes\n")
+    assert load_costs(path) == costs
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ SRC = Path(hocket.__file__).parent
 LAYERS = [
     {"errors"}, {"profiles"}, {"ir"}, {"deps"}, {"loops"}, {"graph"}, {"costs"},
     {"timeline", "policy", "text", "lower", "moe"}, {"checker"}, {"contention"}, {"simulator"},
-    {"incremental", "samples"}, {"bounds", "schedules"},
+    {"incremental", "samples", "measured"}, {"bounds", "schedules"},
     {"render", "trace", "explain", "recognise"}, {"summary"}, {"planner", "interop"},
     {"runtime", "demo"}, {"tour"}, {"cli"}, {"__main__", "__init__"},
 ]  # fmt: skip

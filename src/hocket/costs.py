@@ -5,6 +5,7 @@ Imports ir, graph, errors.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -485,3 +486,41 @@ def _known(what: str, given: Mapping[str, Any], known: set[str]) -> None:
     unknown = sorted(set(given) - known)
     if unknown:
         raise CostError(f"unknown {what} {unknown[0]!r}; known are {', '.join(sorted(known))}")
+
+
+def costs_toml(costs: Costs, comments: Sequence[str] = ()) -> str:
+    """Costs as the text of a `costs.toml`, comments above; floats to six digits.
+
+    What is as it would be if left out is left out.
+    """
+    lines = [f"# {line}".rstrip() for line in comments]
+    lines += _entries(costs, {"unit": "", "F": None, "I": None, "W": None}, skip="bytes")
+    sizes = _entries(costs.bytes, {})
+    lines += ["", "[bytes]", *sizes] if sizes else []
+    return "\n".join(lines) + "\n"
+
+
+def _entries(given: Costs | Bytes, first: Mapping[str, Any], skip: str = "") -> list[str]:
+    """`key = value` of each field that is not its default; `first`: order, and other defaults."""
+    defaults = {**first, **{f.name: f.default for f in fields(given) if f.name not in first}}
+    names = {"held": "held_between_I_and_W"}
+    return [
+        f"{names.get(key, key)} = {_toml(key, getattr(given, key))}"
+        for key, default in defaults.items()
+        if key != skip and getattr(given, key) != default
+    ]
+
+
+def _toml(key: str, value: Any) -> str:
+    if key == "lane":
+        value = {"recv": value[0], "send": value[1]}
+    if isinstance(value, Cycle):
+        value = {"cycle": tuple(value)}
+    if isinstance(value, Mapping):
+        inside = ", ".join(f"{name} = {_toml(name, x)}" for name, x in value.items())
+        return f"{{ {inside} }}"
+    if isinstance(value, tuple):
+        return f"[{', '.join(_toml(key, x) for x in value)}]"
+    if isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)  # whose escapes are TOML's
+    return str(value) if isinstance(value, int) else repr(float(f"{float(value):.6g}"))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from hocket import build, simulate
-from hocket.costs import Costs, load_costs
+from hocket.costs import Costs, costs_toml, load_costs
 from hocket.errors import TextError, UsageError
 from hocket.interop.kineto import (
     annotated_kernels,
@@ -17,9 +17,9 @@ from hocket.interop.kineto import (
     recording,
 )
 from hocket.interop.loading import load_foreign, measured_case
-from hocket.interop.measured import Messages, clocks_of, costs_toml, readings
 from hocket.ir import Kind
 from hocket.lower import insert_communication, strip_communication
+from hocket.measured import Messages, clocks_of, readings
 
 BASE = 1_790_857_026_000_000_000
 
@@ -146,7 +146,7 @@ def test_costs_are_written_with_their_spread_and_read_again(predicted, tmp_path)
     seen = readings([recording(traces(files(predicted, steps=2))).timelines[0]])
     file = tmp_path / "costs.toml"
     file.write_text(costs_toml(seen.costs(), seen.rows()))
-    assert "# F of stage 0: mean 10.0, median 10.0, middle half 10.0 to 10.0, 4 times" in (
+    assert "# F of stage 0: mean 10, median 10, middle half 10 to 10, 4 times" in (
         file.read_text()
     )
     assert pytest.approx((10, 12)) == load_costs(file).F

@@ -10,12 +10,12 @@ from torch_ranks import Case, Profiled, on_four_ranks, order_of
 
 from hocket import build, check, dumps, loads, simulate
 from hocket.interop.kineto import rank_trace, recording
-from hocket.interop.measured import readings
 from hocket.interop.torch_check import check_torch
 from hocket.interop.torch_csv import import_csv, unrolled
 from hocket.interop.torch_lowering import lower_as_torch
 from hocket.interop.torch_text import dump_rows, read_rows
 from hocket.lower import strip_communication
+from hocket.measured import readings
 
 pytestmark = [pytest.mark.runtime, pytest.mark.timeout(300)]
 CASES = cases()

@@ -12,8 +12,8 @@ import pytest
 import hocket
 from hocket import Costs
 from hocket.errors import UsageError
+from hocket.measured import readings
 from hocket.runtime.launch import launch
-from hocket.runtime.profile import costs_toml, measured
 from hocket.runtime.report import comparison, comparison_text, flat, one_by_one
 from hocket.schedules import entries
 
@@ -30,7 +30,7 @@ def test_costs_of_a_simulated_timeline_come_back():
         F=(10.0, 12.0, 9.0, 11.0), I=(8.0, 9.0, 9.5, 8.0), W=(5.0, 5.5, 6.0, 4.0), unit="ms"
     )
     timeline = seen(hocket.build("zb-h1", p=4, m=8), costs)
-    back = measured([timeline, timeline]).costs(lambda times: times.median)
+    back = readings([timeline, timeline]).costs("median")
     assert (back.F, back.I, back.W) == (costs.F, costs.I, costs.W)
     assert back.B == (13.0, 14.5, 15.5, 12.0)
     assert (back.latency, back.lane, back.unit) == (0.0, (0.0, 0.0), "ms")
@@ -38,7 +38,8 @@ def test_costs_of_a_simulated_timeline_come_back():
 
 def test_latency_comes_back_and_other_units_become_ms():
     costs = Costs(F=1000.0, B=2000.0, I=1000.0, W=1000.0, latency=50.0, unit="us")
-    back = measured([seen(hocket.build("1f1b", p=4, m=8), costs)]).costs(lambda times: times.mean)
+    back = readings([seen(hocket.build("1f1b", p=4, m=8), costs)], "ms").costs()
+    assert back.unit == "ms"
     assert back.latency == pytest.approx(0.05)
     assert pytest.approx((1.0,) * 4) == back.F
     assert pytest.approx((2.0,) * 4) == back.B
@@ -46,20 +47,8 @@ def test_latency_comes_back_and_other_units_become_ms():
 
 def test_a_kind_the_schedule_lacks_comes_from_those_it_has():
     timeline = seen(hocket.build("1f1b", p=2, m=4), Costs(F=1.0, B=4.0, unit="ms"))
-    costs = measured([timeline]).costs(lambda times: times.median, shares={0: 0.75})
+    costs = readings([timeline]).costs("median", shares={0: 0.75})
     assert (costs.I, costs.W) == ((3.0, 2.0), (1.0, 2.0))
-
-
-def test_written_costs_are_read_back(tmp_path):
-    sizes = hocket.Bytes(static=(1, 2), activation=(3, 4), held=(5, 6), message=(7, 8))
-    costs = Costs(
-        F=(1.5, 2.5), I=(1.0, 1.25), W=(0.5, 0.5), B=(1.5, 1.75), latency=0.125,
-        lane=(0.25, 0.0), bytes=sizes, unit="ms",
-    )  # fmt: skip
-    file = tmp_path / "costs.toml"
-    file.write_text(costs_toml(costs, "two lines\nof notes"))
-    assert file.read_text().startswith("# two lines\n# of notes\nunit")
-    assert hocket.load_costs(str(file)) == costs
 
 
 def test_parts_of_every_rank_add_up_and_the_cause_is_named():
@@ -149,7 +138,7 @@ def names_that_fit():
 
 def off_by(name, timelines):
     """How far the least disturbed step is from the prediction."""
-    found = measured(timelines)
+    found = readings(timelines, "ms")
     between, latency = found.between.low, found.latency.low
     costs = Costs(
         F=NAP, I=NAP, W=NAP, unit="ms", latency=max(0.0, latency - between), lane=(between, 0.0)

@@ -145,7 +145,7 @@ def _weights(args: argparse.Namespace) -> Weights:
 
 
 def _write_costs(path: str, found: Loaded) -> None:
-    from hocket.interop.measured import costs_toml
+    from hocket.costs import costs_toml
 
     if found.costs is None:
         raise UsageError("there are no times in the file; --costs is for traces and layouts")
@@ -172,7 +172,7 @@ def _told(found: Loaded, *, why: bool) -> str:
 
 
 def _json(found: Loaded) -> dict[str, Any]:
-    from hocket.interop.measured import costs_toml
+    from hocket.costs import costs_toml
     from hocket.text import as_json
 
     data: dict[str, Any] = {"schedule": as_json(found.schedule), "notes": list(found.notes)}

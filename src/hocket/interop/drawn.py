@@ -17,9 +17,9 @@ import numpy as np
 from hocket.costs import Costs, Number, quotient
 from hocket.errors import TextError
 from hocket.graph import graph
-from hocket.interop.measured import timeline_of
 from hocket.interop.placing import placement_of
 from hocket.ir import COMPUTE, Action, Kind, Queue, Schedule
+from hocket.measured import timeline_of
 from hocket.text import as_name
 from hocket.timeline import Timeline
 

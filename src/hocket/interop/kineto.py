@@ -20,7 +20,11 @@ import numpy as np
 
 from hocket.deps import CONSUMERS, PARTNER
 from hocket.errors import TextError, UsageError
-from hocket.interop.measured import (
+from hocket.interop.torch_csv import from_rows
+from hocket.interop.torch_text import Item, read_word
+from hocket.ir import Array, Schedule, action_of, encode
+from hocket.lower import strip_communication
+from hocket.measured import (
     Clocks,
     Messages,
     Readings,
@@ -30,10 +34,6 @@ from hocket.interop.measured import (
     timeline_of,
     until_received,
 )
-from hocket.interop.torch_csv import from_rows
-from hocket.interop.torch_text import Item, read_word
-from hocket.ir import Array, Schedule, action_of, encode
-from hocket.lower import strip_communication
 from hocket.timeline import Timeline
 
 _LABEL = re.compile(r"PP:(\S+)(?: (\w+))?")

@@ -13,11 +13,11 @@ from hocket.costs import Costs
 from hocket.errors import UsageError
 from hocket.interop.drawn import read_drawn
 from hocket.interop.kineto import is_kineto, rank_trace, read_bytes, recording
-from hocket.interop.measured import readings
 from hocket.interop.pftrace import is_pftrace, read_pftrace
 from hocket.interop.torch_csv import import_csv
 from hocket.ir import Schedule
 from hocket.lower import strip_communication
+from hocket.measured import readings
 from hocket.text import as_name
 from hocket.timeline import Timeline
 

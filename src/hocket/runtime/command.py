@@ -194,7 +194,9 @@ def measure(tell: Tell, settings: Settings) -> dict[str, Any] | None:
     """All of a profile on one rank; rank 0 returns the costs and how they spread."""
     from torch import distributed
 
-    from hocket.runtime.profile import bytes_of, costs_toml, measured, probe
+    from hocket.costs import costs_toml
+    from hocket.measured import readings
+    from hocket.runtime.profile import bytes_of, probe
     from hocket.runtime.training import Trainer
 
     trainer = Trainer(settings)
@@ -207,28 +209,23 @@ def measure(tell: Tell, settings: Settings) -> dict[str, Any] | None:
     if trainer.rank != 0:
         return None
     probes = {s: p for part in gathered for s, p in part.items()}
-    seen = measured(run.timelines)
+    seen = readings(run.timelines, "ms")
     sizes = bytes_of(probes, seen.n_stages)
     shares = {s: p.share for s, p in probes.items()}
-    costs = seen.costs(lambda times: times.median, shares=shares, sizes=sizes)
+    costs = seen.costs("median", "low", shares=shares, sizes=sizes)
     text = _spread_text(seen)
-    note = (
+    note = [
         f"measured by hocket profile: {settings.schedule.name}, p={settings.schedule.p}, "
-        f"m={settings.schedule.m}, {settings.model}, batch {settings.batch}\n"
-        f"medians of {len(run.timelines)} steps; lane.recv is the time between two actions"
-    )
+        f"m={settings.schedule.m}, {settings.model}, batch {settings.batch}",
+        f"medians of {len(run.timelines)} steps; lane.recv is the time between two actions",
+    ]
     return {"toml": costs_toml(costs, note), "text": text, "losses": run.losses}
 
 
 def _spread_text(seen: Any) -> str:
     from hocket.render.compare import table
 
-    rows = [
-        [f"{kind.name} of stage {stage}", *_spread_cells(spread)]
-        for (kind, stage), spread in sorted(seen.actions.items())
-    ]
-    rows += [["between actions", *_spread_cells(seen.between)]]
-    rows += [["message", *_spread_cells(seen.latency)]]
+    rows = [[name, *_spread_cells(spread)] for name, spread in seen.named()]
     return table(rows, ["ms", "median", "middle half", "times"])
 
 

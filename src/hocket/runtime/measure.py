@@ -1,6 +1,6 @@
 """From the times that ranks recorded to one timeline on one clock.
 
-Imports timeline, graph, program; no torch.
+Imports ir, measured, program; no torch.
 """
 
 from __future__ import annotations
@@ -10,9 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hocket.costs import Ticks
-from hocket.graph import Index, graph, message_pairs
 from hocket.ir import Array, Kind, Line, Schedule, kinds_of
+from hocket.measured import messages_of, no_time_travel, timeline_of, until_received
 from hocket.runtime.program import Role, programs
 from hocket.timeline import Timeline
 
@@ -32,64 +31,22 @@ def timeline(schedule: Schedule, spans: Sequence[Array], offsets: Sequence[float
     `[entry, 2]`. offsets: what to add to each rank's clock.
     """
     start, end = np.zeros(len(schedule.codes)), np.zeros(len(schedule.codes))
-    peer: dict[int, int] = {}
     for program, span in zip(programs(schedule), spans, strict=True):
-        peer |= program.peer
         for (role, action), (begin, finish) in zip(program.entries, span.tolist(), strict=True):
             if role in (Role.RUN, Role.SEND, Role.POST):
                 start[action] = begin
             if role in (Role.RUN, Role.SEND, Role.WAIT):
                 end[action] = finish
     rank = schedule.rank_of_queue[schedule.queue_of_slot[schedule.slot_of_action]]
-    sends, receives = message_pairs(Index(schedule))
-    clocks = aligned(
-        np.asarray(offsets, dtype=float), rank[sends], rank[receives], start[sends], end[receives]
-    )
+    clocks = no_time_travel(np.asarray(offsets), messages_of(schedule, start, end))
     zero = start.min() if len(start) else 0.0
     start = (start - zero + clocks[rank]) / 1e3
-    end = (end - zero + clocks[rank]) / 1e3
-    end[sends] = np.maximum(start[sends], np.minimum(end[sends], end[receives]))
-    return _timeline(schedule, start, end)
-
-
-def _timeline(schedule: Schedule, start: Array, end: Array) -> Timeline:
+    end = until_received(schedule, start, (end - zero + clocks[rank]) / 1e3)
     ran = _as_run(schedule, start)
     if ran is not None:
         schedule, order = ran
         start, end = start[order], end[order]
-    g = graph(schedule)
-    kinds = kinds_of(schedule.codes)
-    delays = np.zeros(len(g.source))
-    message = g.crosses & (kinds[g.source] >= Kind.SEND_F)
-    delays[message] = end[g.target[message]] - end[g.source[message]]
-    zeros = np.zeros(schedule.n_slots)
-    return Timeline(
-        schedule=schedule, graph=g, start=start, end=end, before=zeros, after=zeros,
-        delays=delays, ticks=Ticks(1, exact=False), unit="us", measured=True,
-    )  # fmt: skip
-
-
-def aligned(
-    offsets: Array, senders: Array, receivers: Array, sent: Array, received: Array
-) -> Array:
-    """Offsets, moved as little as needed so that no message arrives before it was sent.
-
-    Longest paths over ranks: the receiver's clock must be late enough for each of its messages.
-    """
-    offsets = offsets.copy()
-    lag: dict[tuple[int, int], float] = {}
-    for s, r, gap in zip(
-        senders.tolist(), receivers.tolist(), (sent - received).tolist(), strict=True
-    ):
-        lag[s, r] = max(lag.get((s, r), gap), gap)
-    for _ in range(len(offsets)):
-        moved = False
-        for (s, r), gap in lag.items():
-            if offsets[r] < offsets[s] + gap:
-                offsets[r], moved = offsets[s] + gap, True
-        if not moved:
-            break
-    return offsets
+    return timeline_of(schedule, start, end)
 
 
 def _as_run(schedule: Schedule, start: Array) -> tuple[Schedule, Array] | None:

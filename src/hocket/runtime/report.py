@@ -1,6 +1,6 @@
 """Predicted next to measured: per rank where the difference comes from, as data and as text.
 
-Imports graph, lower, timeline and render; no torch.
+Imports graph, lower, measured, timeline and render; no torch.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import numpy as np
 from hocket.graph import graph
 from hocket.ir import Kind, Queue, Schedule, kinds_of
 from hocket.lower.slots import forwards_first
+from hocket.measured import SECONDS
 from hocket.render.compare import table
 from hocket.timeline import Timeline
 
-SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 PARTS = ("work", "waiting", "transfers", "end")
 SMALL = 0.01  # of the step: below this a difference is not explained
 

@@ -1,18 +1,18 @@
-"""Recorded times as one timeline on one clock, and the costs read back from it.
+"""Recorded times, our own or a profiler's: one timeline on one clock, and the costs read from it.
 
 Imports costs, deps, graph, ir, timeline; no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from hocket.costs import Costs, Number, PerStage, Ticks
+from hocket.costs import Bytes, Costs, Ticks
 from hocket.deps import NEEDS
 from hocket.graph import Index, graph, message_pairs
 from hocket.ir import (
@@ -108,12 +108,7 @@ def clocks_of(p: int, messages: Messages, *, shared: bool = False) -> Clocks:
     No message then arrives before it was sent. shared: the ranks read one clock; it is kept
     unless a message contradicts that.
     """
-    lag: dict[tuple[int, int], float] = {}
-    for s, r, gap in zip(
-        messages.senders.tolist(), messages.receivers.tolist(),
-        (messages.received - messages.sent).tolist(), strict=True,
-    ):  # fmt: skip
-        lag[s, r] = min(lag.get((s, r), gap), gap)
+    lag = _lags(messages)
     if shared and all(gap >= 0 for gap in lag.values()):
         return Clocks(np.zeros(p), [0.0] * p)
     offsets, uncertainty = np.zeros(p), [None] * p
@@ -134,21 +129,36 @@ def clocks_of(p: int, messages: Messages, *, shared: bool = False) -> Clocks:
     return Clocks(_no_time_travel(offsets, lag), uncertainty)
 
 
-def _no_time_travel(offsets: Array, lag: dict[tuple[int, int], float]) -> Array:
+def no_time_travel(offsets: Array, messages: Messages) -> Array:
     """Offsets, moved as little as needed so that no message arrives before it was sent."""
+    return _no_time_travel(np.asarray(offsets, dtype=float), _lags(messages))
+
+
+def _no_time_travel(offsets: Array, lag: Mapping[tuple[int, int], float]) -> Array:
     offsets = offsets.copy()
     for _ in range(len(offsets)):
         moved = False
         for (s, r), gap in lag.items():
-            least = offsets[s] - gap
-            if offsets[r] < least - 1e-9 * max(1.0, abs(least)):
-                offsets[r], moved = least, True
+            if offsets[r] < offsets[s] - gap:
+                offsets[r], moved = offsets[s] - gap, True
         if not moved:
             break
     return offsets
 
 
+def _lags(messages: Messages) -> dict[tuple[int, int], float]:
+    """By sender and receiver, the shortest time that a message seems to have taken."""
+    lag: dict[tuple[int, int], float] = {}
+    gaps = (messages.received - messages.sent).tolist()
+    pairs = zip(messages.senders.tolist(), messages.receivers.tolist(), strict=True)
+    for pair, gap in zip(pairs, gaps, strict=True):
+        lag[pair] = min(lag.get(pair, gap), gap)
+    return lag
+
+
 # --- costs read back ----------------------------------------------------------------------------
+
+SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
 class Spread(NamedTuple):
@@ -161,9 +171,12 @@ class Spread(NamedTuple):
     count: int
 
 
+Typical = Literal["mean", "median", "low"]
+
+
 @dataclass(frozen=True)
 class Readings:
-    """What timelines of one schedule say, in their unit.
+    """What timelines of one schedule say, in one unit.
 
     actions: by kind and stage. between: from one action of a rank to the next when nothing is
     waited for. latency: what a message takes once the waiting rank is free.
@@ -175,76 +188,67 @@ class Readings:
     n_stages: int
     unit: str
 
-    def costs(self) -> Costs:
-        """Costs that predict such a timeline: mean actions, typical gaps as receive lane.
+    def costs(
+        self,
+        time: Typical = "mean",
+        gap: Typical = "mean",
+        *,
+        shares: Mapping[int, float] | None = None,
+        sizes: Bytes | None = None,
+    ) -> Costs:
+        """Costs that predict such a timeline: typical actions, typical gaps as receive lane.
 
-        A kind that the order does not have comes from those it has: I and W as halves of B.
+        time, gap: what is typical of actions, and of what lies between them ("low", the lower
+        quartile, where long ones are those of a busy machine). A kind that the order does not
+        have comes from those it has: `shares` are those of I in B by stage (else a half).
         """
-        f, i, w, b = (
-            [self.actions.get((kind, s)) for s in range(self.n_stages)]
-            for kind in (Kind.F, Kind.I, Kind.W, Kind.B)
-        )
-        input_part, weight_part, whole = [], [], []
+        known = shares or {}
+        f, i, w, b = (self._by_stage(x, time) for x in (Kind.F, Kind.I, Kind.W, Kind.B))
         for s in range(self.n_stages):
-            has_i, has_w, has_b = i[s], w[s], b[s]
-            total = has_b.mean if has_b else _mean(has_i) + _mean(has_w)
-            whole.append(total)
-            input_part.append(has_i.mean if has_i else total / 2)
-            weight_part.append(has_w.mean if has_w else total - input_part[-1])
-        lane = self.between.mean
+            whole = b[s] if b[s] is not None else (i[s] or 0.0) + (w[s] or 0.0)
+            i[s] = i[s] if i[s] is not None else whole * known.get(s, 0.5)
+            w[s] = w[s] if w[s] is not None else max(0.0, whole - i[s])
+            b[s] = whole
+        lane = getattr(self.between, gap)
+        latency = max(0.0, getattr(self.latency, gap) - lane)
         return Costs(
-            F=tuple(_mean(x) for x in f), I=tuple(input_part), W=tuple(weight_part),
-            B=tuple(whole), latency=max(0.0, self.latency.mean - lane), lane=(lane, 0.0),
-            unit=self.unit,
+            F=tuple(x or 0.0 for x in f), I=tuple(i), W=tuple(w), B=tuple(b), latency=latency,
+            lane=(lane, 0.0), bytes=sizes or Bytes(), unit=self.unit,
         )  # fmt: skip
+
+    def _by_stage(self, kind: Kind, time: Typical) -> list[Any]:
+        found = (self.actions.get((kind, s)) for s in range(self.n_stages))
+        return [None if spread is None else getattr(spread, time) for spread in found]
+
+    def named(self) -> Iterator[tuple[str, Spread]]:
+        """Every time that was read, with what it is."""
+        for (kind, stage), spread in sorted(self.actions.items()):
+            yield f"{kind.name} of stage {stage}", spread
+        yield "between actions", self.between
+        yield "message", self.latency
 
     def rows(self) -> list[str]:
         """One line a time: mean, median, middle half, how many."""
-        named = [(f"{k.name} of stage {s}", x) for (k, s), x in sorted(self.actions.items())]
-        named += [("between actions", self.between), ("message", self.latency)]
         return [
-            f"{name}: mean {_number(x.mean)}, median {_number(x.median)}, middle half "
-            f"{_number(x.low)} to {_number(x.high)}, {x.count} times"
-            for name, x in named
+            f"{name}: mean {x.mean:.6g}, median {x.median:.6g}, middle half "
+            f"{x.low:.6g} to {x.high:.6g}, {x.count} times"
+            for name, x in self.named()
             if x.count
         ]
 
 
-def _mean(spread: Spread | None) -> float:
-    return 0.0 if spread is None else spread.mean
+def readings(timelines: Sequence[Timeline], unit: str | None = None) -> Readings:
+    """The times of all actions of these timelines of one schedule, put together.
 
-
-def _number(value: Number) -> str:
-    return str(value) if isinstance(value, int) else repr(float(f"{float(value):.6g}"))
-
-
-def costs_toml(costs: Costs, comments: Sequence[str] = ()) -> str:
-    """Costs as the text of a `costs.toml`, the comments above."""
-    lines = [f"# {line}".rstrip() for line in comments]
-    lines.append(f'unit = "{costs.unit}"')
-    for name in ("F", "I", "W", "B"):
-        value: PerStage = costs.whole if name == "B" else getattr(costs, name)
-        text = f"[{', '.join(map(_number, value))}]" if isinstance(value, tuple) else _number(value)
-        lines.append(f"{name} = {text}")
-    if isinstance(costs.FB, Mapping):
-        lines.append(f"FB = {{ scale = {_number(costs.FB['scale'])} }}")
-    else:
-        lines.append(
-            f'FB = "{costs.FB}"' if isinstance(costs.FB, str) else f"FB = {_number(costs.FB)}"
-        )
-    lines.append(f"latency = {_number(costs.latency)}")
-    if costs.lane is not None:
-        receive, send = map(_number, costs.lane)
-        lines.append(f"lane = {{ recv = {receive}, send = {send} }}")
-    return "\n".join(lines) + "\n"
-
-
-def readings(timelines: Sequence[Timeline]) -> Readings:
-    """The times of all actions of these timelines of one schedule, put together."""
+    unit: of the result (left out: theirs).
+    """
     actions: dict[tuple[Kind, int], list[float]] = {}
     between: list[float] = []
     latency: list[float] = []
+    first = timelines[0]
+    factor = 1.0 if unit is None else SECONDS.get(first.unit, SECONDS[unit]) / SECONDS[unit]
     for timeline in timelines:
+        start, end = (x * (factor / timeline.ticks.scale) for x in (timeline.start, timeline.end))
         codes = timeline.schedule.codes
         single = timeline.schedule.widths[timeline.schedule.slot_of_action] == 1
         kinds, stages = kinds_of(codes), stages_of(codes)
@@ -252,20 +256,19 @@ def readings(timelines: Sequence[Timeline]) -> Readings:
             own = (kinds == kind) & single
             for stage in np.unique(stages[own]).tolist():
                 chosen = own & (stages == stage)
-                times = (timeline.end - timeline.start)[chosen] / timeline.ticks.scale
-                actions.setdefault((kind, stage), []).extend(times.astype(float).tolist())
-        _add_gaps(timeline, between, latency)
-    first = timelines[0]
+                actions.setdefault((kind, stage), []).extend((end - start)[chosen].tolist())
+        _add_gaps(timeline.schedule, start, end, between, latency)
     return Readings(
         {key: spread_of(times) for key, times in actions.items()},
-        spread_of(between), spread_of(latency), first.schedule.placement.n_stages, first.unit,
+        spread_of(between), spread_of(latency), first.schedule.placement.n_stages,
+        unit or first.unit,
     )  # fmt: skip
 
 
-def _add_gaps(timeline: Timeline, between: list[float], latency: list[float]) -> None:
+def _add_gaps(
+    s: Schedule, start: Array, end: Array, between: list[float], latency: list[float]
+) -> None:
     """Sorts what lies before each action of work: what passes between two, or a message's way."""
-    s, scale = timeline.schedule, timeline.ticks.scale
-    start, end = (x.astype(float) / scale for x in (timeline.start, timeline.end))
     at = {code: i for i, code in enumerate(s.codes.tolist())}
     queue = s.queue_of_slot[s.slot_of_action]
     compute = np.flatnonzero(kinds_of(s.codes) < Kind.SEND_F)
