@@ -66,6 +66,33 @@ class Block(nn.Module):
         return x + torch.tanh(self.linear(x))
 
 
+class Looking(nn.Module):
+    """A block on `[row, position, 3]`; positions look at earlier ones, also of earlier slices."""
+
+    carries = True
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.block, self.key = Block(seed), Block(seed + 100).linear
+
+    def forward(self, x: Tensor, carried: Any = None) -> tuple[Tensor, Any]:
+        keys = self.key(x)
+        if carried is not None:
+            assert carried["seen"] == carried["keys"].shape[1]
+            keys = torch.cat([carried["keys"], keys], dim=1)
+        new, upto = x.shape[1], keys.shape[1]
+        later = torch.ones(new, upto).triu(upto - new + 1).bool()
+        scores = (x @ keys.transpose(1, 2)).masked_fill(later, -torch.inf)
+        out = self.block(x + scores.softmax(-1) @ keys)
+        return out, {"keys": keys, "seen": upto}
+
+
+def sequences(rows: int, positions: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets, `[row, position, 3]`."""
+    inputs, targets = batch(rows * positions)
+    return inputs.view(rows, positions, WIDTH), targets.view(rows, positions, WIDTH)
+
+
 def blocks(n: int) -> list[nn.Module]:
     return [Block(i) for i in range(n)]
 
@@ -98,7 +125,9 @@ def whole(
     for _ in range(steps):
         value = inputs
         for module in modules:
-            if isinstance(value, tuple):
+            if getattr(module, "carries", False):
+                value, _ = module(value, carried=None)
+            elif isinstance(value, tuple):
                 value = module(*value)
             elif isinstance(value, dict):
                 value = module(**value)

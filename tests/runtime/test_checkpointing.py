@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
+from typing import Any
 
 import pytest
 import torch
-from runtime_ranks import Block, assert_like_whole, batch
+from runtime_ranks import Block, Looking, assert_like_whole, batch, sequences
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -48,3 +49,15 @@ def test_a_checkpointed_stage_recomputes_once_and_has_the_right_gradients(
     assert_like_whole(schedule, modules, inputs, targets)
     whole = 2 * n  # of the unpipelined model: forward and recomputation
     assert Checkpointed.runs - whole <= 2 * n * schedule.m
+
+
+class CheckpointedLooking(Looking):
+    """Recomputes a slice from its input and what it was given."""
+
+    def forward(self, x: Tensor, carried: Any = None) -> Any:
+        return checkpoint(super().forward, x, carried, use_reentrant=False)
+
+
+def test_a_checkpointed_stage_may_carry_from_slice_to_slice() -> None:
+    modules: list[torch.nn.Module] = [CheckpointedLooking(s) for s in range(2)]
+    assert_like_whole(build("seq1f1b", p=2, m=2), modules, *sequences(4, 6))

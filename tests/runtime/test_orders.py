@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from runtime_ranks import assert_like_whole, batch, blocks
+from runtime_ranks import Looking, assert_like_whole, batch, blocks, sequences
 
 from hocket.errors import UsageError
 from hocket.schedules import build, entries
@@ -27,7 +27,12 @@ def test_every_registered_schedule_trains_like_the_unpipelined_model(name: str) 
             schedule = build(name, p=p, m=m, v=v)
         except UsageError:
             continue
-        assert_like_whole(schedule, blocks(schedule.placement.n_stages), *batch(2 * m + 1))
+        n = schedule.placement.n_stages
+        if schedule.placement.slices > 1:
+            modules, data = [Looking(s) for s in range(n)], sequences(2 * m + 1, 5)
+        else:
+            modules, data = blocks(n), batch(2 * m + 1)
+        assert_like_whole(schedule, modules, *data)
         ran += 1
     assert ran >= 2
 

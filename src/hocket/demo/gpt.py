@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import accumulate, pairwise
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,37 +23,56 @@ BYTES = 256  # the vocabulary
 
 
 class Embedding(nn.Module):
-    """Bytes `[sequence, position]` to vectors `[sequence, position, width]`."""
+    """Bytes `[sequence, position]` to vectors `[sequence, position, width]`.
 
-    def __init__(self, width: int, seq: int) -> None:
+    With `carries` it takes slices of sequences, and carries how many positions came before.
+    """
+
+    def __init__(self, width: int, seq: int, carries: bool = False) -> None:
         super().__init__()
+        self.carries = carries
         self.byte = nn.Embedding(BYTES, width)
         self.position = nn.Embedding(seq, width)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, carried: int | None = None) -> Any:
         """The vector of each byte plus that of its position."""
-        return self.byte(x) + self.position(torch.arange(x.shape[1], device=x.device))
+        first = carried or 0
+        end = first + x.shape[1]
+        y = self.byte(x) + self.position(torch.arange(first, end, device=x.device))
+        return (y, end) if self.carries else y
 
 
 class Attention(nn.Module):
-    """Half a block: every position looks at those before it."""
+    """Half a block: every position looks at those before it.
 
-    def __init__(self, width: int, heads: int, dropout: float) -> None:
+    With `carries` it takes slices of sequences, and carries the keys and values so far, each
+    `[sequence, head, position, width / heads]`.
+    """
+
+    def __init__(self, width: int, heads: int, dropout: float, carries: bool = False) -> None:
         super().__init__()
-        self.heads = heads
+        self.heads, self.carries = heads, carries
         self.norm = nn.LayerNorm(width)
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
         self.dropout = nn.Dropout(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, carried: tuple[Tensor, Tensor] | None = None) -> Any:
         """`x` plus what attention adds, `[sequence, position, width]`."""
         q, k, v = (
             part.unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in self.qkv(self.norm(x)).chunk(3, dim=-1)
         )
-        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return x + self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
+        mask = None
+        if carried is not None:
+            k, v = (torch.cat(both, dim=2) for both in zip(carried, (k, v), strict=True))
+            new, upto = q.shape[2], k.shape[2]
+            mask = torch.ones(new, upto, dtype=torch.bool, device=x.device).tril(upto - new)
+        mixed = functional.scaled_dot_product_attention(
+            q, k, v, attn_mask=mask, is_causal=mask is None
+        )
+        y = x + self.dropout(self.out(mixed.transpose(1, 2).flatten(2)))
+        return (y, (k, v)) if self.carries else y
 
 
 class Mlp(nn.Module):
@@ -83,6 +103,20 @@ class Head(nn.Module):
         return self.scores(self.norm(x))
 
 
+class Sliced(nn.Sequential):
+    """Parts one after the other; what each of them carries goes from slice to slice."""
+
+    carries = True
+
+    def forward(self, input: Tensor, carried: tuple[Any, ...] | None = None) -> Any:
+        """The output, and what each part carries (None where it carries nothing)."""
+        x, out = input, []
+        for part, own in zip(self, carried or (None,) * len(self), strict=True):
+            x, own = part(x, own) if getattr(part, "carries", False) else (part(x), None)
+            out.append(own)
+        return x, tuple(out)
+
+
 def loss(output: Tensor, targets: Tensor) -> Tensor:
     """Mean cross-entropy of the scores with the next bytes, in nats."""
     return functional.cross_entropy(output.flatten(0, 1), targets.flatten())
@@ -99,9 +133,11 @@ def build(
     dropout: float = 0.0,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    slices: int = 1,
 ) -> nn.Module:
     """Stage `stage` of `n_stages`: the same weights however the model is cut.
 
+    With more than one slice a sequence, it carries keys, values and positions from one to the next.
     Raises: UsageError where the model has fewer parts than stages.
     """
     if width % heads:
@@ -113,17 +149,19 @@ def build(
 
     def part(index: int) -> nn.Module:
         if index == 0:
-            return Embedding(width, seq)
+            return Embedding(width, seq, slices > 1)
         if index == len(work) - 1:
             return Head(width)
-        return Attention(width, heads, dropout) if index % 2 else Mlp(width, dropout)
+        if index % 2:
+            return Attention(width, heads, dropout, slices > 1)
+        return Mlp(width, dropout)
 
     parts = []
     for index in range(first, last):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1_000_003 * seed + index)  # a part's weights depend on nothing else
             parts.append(part(index))
-    return nn.Sequential(*parts).to(dtype)
+    return (Sliced if slices > 1 else nn.Sequential)(*parts).to(dtype)
 
 
 def cut(work: Sequence[float], n_stages: int) -> list[tuple[int, int]]:

@@ -48,6 +48,10 @@ class Sleep(nn.Module):
     W is where a weight's gradient is complete: there sleeps a hook.
     """
 
+    carries = False  # slices of a sequence have nothing to do with each other
+
+    draws = False
+
     def __init__(self, f: float, i: float, w: float) -> None:
         super().__init__()
         self.f, self.i = f, i
@@ -55,7 +59,7 @@ class Sleep(nn.Module):
         self.linear.weight.register_post_accumulate_grad_hook(_sleeping(w))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Rows `[row, 8]` to rows."""
+        """Vectors `[row, position, 8]` to vectors."""
         return _Nap.apply(self.linear(x), self.f, self.i)
 
 
@@ -75,6 +79,6 @@ def loss(output: Tensor, targets: Tensor) -> Tensor:
     return output.square().mean()
 
 
-def batch(step: int, size: int) -> tuple[Tensor, Tensor]:
-    """Rows of ones, `[row, 8]`, and targets of zeros, `[row]`."""
-    return torch.ones(size, WIDTH), torch.zeros(size)
+def batch(step: int, size: int, *, seq: int = 8) -> tuple[Tensor, Tensor]:
+    """Ones, `[row, position, 8]`, and targets of zeros, `[row, position]`."""
+    return torch.ones(size, seq, WIDTH), torch.zeros(size, seq)

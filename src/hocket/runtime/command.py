@@ -145,8 +145,10 @@ def train(tell: Tell, settings: Settings) -> dict[str, Any] | None:
     return {
         "schedule": settings.schedule.name,
         "p": settings.schedule.p,
-        "m": settings.schedule.m,
-        "queues": len(settings.schedule.queues),
+        "m": settings.sequences,
+        "slices": settings.schedule.placement.slices,
+        "replicas": settings.replicas,
+        "one_after_the_other": trainer.pipeline.is_in_turn,
         "steps": settings.steps,
         "batch": settings.batch,
         "model": settings.model,
@@ -174,8 +176,9 @@ def _print_run(result: dict[str, Any], as_json: bool) -> None:
         print(json.dumps(result))
         return
     source = result["costs"] or "the mean times of its own actions"
+    cut = f" in {result['slices']} slices" if result["slices"] > 1 else ""
     print(
-        f"\n{result['schedule']}  p={result['p']} m={result['m']}; the median one of the last "
+        f"\n{result['schedule']}  p={result['p']} m={result['m']}{cut}; the median one of the last "
         f"{result['steps_compared']} steps, predicted from {source}"
     )
     print(comparison_text(result))
@@ -184,8 +187,8 @@ def _print_run(result: dict[str, Any], as_json: bool) -> None:
             f"\n{result['p']} ranks share {result['cores']} cores here: actions take longer while "
             f"others run. For the schedule alone: --model {SLEEP}"
         )
-    if result["queues"] > result["p"]:
-        print("\nIts ranks have several queues; the executor runs them one after the other.")
+    if result["one_after_the_other"]:
+        print("\nIts ranks have several queues; --dispatch queues runs them side by side.")
     if result["trace"]:
         print(f"\ntrace: {result['trace']} (predicted and measured; open it at ui.perfetto.dev)")
 

@@ -1,22 +1,25 @@
 """The options of `hocket run` and `hocket profile`, read from the command line. No torch here.
 
-Imports errors and ir.
+Imports errors, ir, moe.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import UsageError
+from hocket.moe import has_phases
 
 if TYPE_CHECKING:
     from hocket.ir import Schedule
 
 DEMO = "hocket.demo.gpt:build"
+MOE = "hocket.demo.moe:build"
 SLEEP = "hocket.demo.sleep:build"
-DISPATCH = ("receive", "gate", "ready")
+DISPATCH = ("receive", "gate", "ready", "queues")
 
 
 @dataclass(frozen=True)
@@ -32,12 +35,22 @@ class Settings:
     data: str | None
     lr: float
     seed: int
-    dispatch: str
+    dispatch: str | None
     verify: bool
     timeout: float
     device: str
     trace: str | None
     costs: str | None
+
+    @property
+    def replicas(self) -> int:
+        """How many times the ranks of the schedule run side by side."""
+        return self.nproc // self.schedule.p
+
+    @property
+    def sequences(self) -> int:
+        """What -m says: microbatches, before their sequences are cut into slices."""
+        return self.schedule.placement.m // self.schedule.placement.slices
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,17 +74,27 @@ def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
 
 def _add_common(parser: argparse.ArgumentParser, steps: int) -> None:
     add = parser.add_argument_group("the run").add_argument
-    add("--nproc", type=int, metavar="N", help="local processes (default: the schedule's ranks)")
+    add(
+        "--nproc", type=int, metavar="N",
+        help="local processes, the schedule's ranks once for each replica of the pipeline "
+        "(default: one; two for the MoE demo, whose experts they share)",
+    )  # fmt: skip
     add("--steps", type=int, default=steps, metavar="N", help=f"training steps (default: {steps})")
     add("--lr", type=float, default=1e-3, help="learning rate of Adam (default: 0.001)")
-    add("--batch", type=int, metavar="N", help="sequences a step (default: 2 a microbatch)")
+    add("--batch", type=int, metavar="N", help="sequences a step and replica (default: 2 a microbatch)")
     add("--seed", type=int, default=0, help="of weights, batches and dropout (default: 0)")
-    add("--dispatch", choices=DISPATCH, default="receive", help="where a rank waits")
+    add(
+        "--dispatch", choices=DISPATCH,
+        help="where a rank waits (default: queues, where ranks have several; else receive)",
+    )  # fmt: skip
     add("--verify", action="store_true", help="first compare a step with the unpipelined model")
     add("--timeout", type=float, default=60.0, metavar="S", help="longest silence, in seconds")
     add("--device", choices=("cpu", "cuda"), default="cpu", help="(cuda: one GPU a rank; untested)")
     add = parser.add_argument_group("the model").add_argument
-    add("--model", default=DEMO, metavar="PKG.MOD:BUILD", help=f"your own (default: {DEMO})")
+    add(
+        "--model", metavar="PKG.MOD:BUILD",
+        help=f"your own (default: {DEMO}; for phases of MoE layers {MOE})",
+    )  # fmt: skip
     add(
         "-O", action="append", default=[], metavar="KEY=VALUE", dest="model_options",
         help="an option of the model's build or batch; again for more",
@@ -90,12 +113,14 @@ def settings_from(args: argparse.Namespace) -> Settings:
     Raises: UsageError for numbers that do not fit each other.
     """
     schedule = args.schedule
-    p, m = schedule.p, schedule.placement.m
-    nproc = p if args.nproc is None else args.nproc
+    p, m = schedule.p, schedule.placement.m // schedule.placement.slices
+    model = args.model or (MOE if has_phases(schedule.placement) else DEMO)
+    nproc = _processes(p, model) if args.nproc is None else args.nproc
     batch = 2 * m if args.batch is None else args.batch
-    if nproc != p:
+    if nproc < 1 or nproc % p:
         raise UsageError(
-            f"--nproc is {nproc}, but the schedule has {p} ranks; give --nproc {p} or leave it out"
+            f"--nproc is {nproc}, but the schedule has {p} ranks; give --nproc {p} or leave it "
+            f"out, or a multiple of {p} for replicas"
         )
     if args.steps < 1:
         raise UsageError(f"--steps is {args.steps}; it must be 1 or more")
@@ -103,18 +128,19 @@ def settings_from(args: argparse.Namespace) -> Settings:
         raise UsageError(
             f"--batch is {batch}, but the schedule has {m} microbatches; give {m} or more"
         )
-    if schedule.placement.slices > 1 and args.model != SLEEP:
-        raise UsageError(
-            f"{schedule.name} cuts each sequence into {schedule.placement.slices} slices, and no "
-            "model here hands keys and values from slice to slice; for its times only, give "
-            f"--model {SLEEP}"
-        )
     return Settings(
-        schedule=schedule, nproc=nproc, steps=args.steps, batch=batch, model=args.model,
+        schedule=schedule, nproc=nproc, steps=args.steps, batch=batch, model=model,
         model_options=_model_options(args), data=args.data, lr=args.lr, seed=args.seed,
         dispatch=args.dispatch, verify=args.verify, timeout=args.timeout, device=args.device,
         trace=getattr(args, "trace", None), costs=getattr(args, "costs", None),
     )  # fmt: skip
+
+
+def _processes(p: int, model: str) -> int:
+    """Those that torchrun or the like has started; else one for each rank of each replica."""
+    if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        return int(os.environ["WORLD_SIZE"])
+    return 2 * p if model == MOE else p
 
 
 def _model_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -22,6 +23,7 @@ from hocket.lower.evaluation import forward_only
 from hocket.lower.receives import defer_receives, place_receives
 from hocket.lower.slots import forwards_first
 from hocket.runtime import split, verify
+from hocket.runtime.carry import check_carries
 from hocket.runtime.cuda import EventExecution, NcclWire
 from hocket.runtime.data import microbatches, shares
 from hocket.runtime.dispatch import DISPATCH
@@ -94,7 +96,7 @@ class Pipeline:
         for s, plan in self.split_plans.items():
             _warn_if_whole(s, self.modules[s], plan)
         self._stages = {
-            s: Stage(s, module, m, loss, self.split_plans.get(s))
+            s: Stage(s, module, m, loss, self.split_plans.get(s), schedule.placement.slices)
             for s, module in self.modules.items()
         }
         if self._keys is not None:
@@ -171,6 +173,7 @@ class Pipeline:
             raise RunError(
                 f"it holds the stages {sorted(needed)}, but was given modules for {sorted(given)}"
             )
+        check_carries(self.schedule, self.modules)
 
     def _bind(
         self, lowered: Schedule, stages: Mapping[int, Stage], training: bool, execute: Callable
@@ -204,8 +207,10 @@ class Pipeline:
         """The loss of the batch, the same on every rank; gradients are added to the parameters'.
 
         inputs, targets: a tensor, tuple or dict, split along dimension 0 into m microbatches, or
-        a list of m of them; None on ranks that need none. weights: of each microbatch in loss and
-        gradient; left out: its share of the rows.
+        a list of m of them; None on ranks that need none. In a schedule with slices m counts
+        slices: rows are split into m / slices parts, and each of these along dimension 1.
+        weights: of each microbatch in loss and gradient; left out: its share of the rows, or of
+        the positions in slices.
 
         Raises: RunError that names the first rank that failed, its action, and who waits for whom.
         """
@@ -273,7 +278,7 @@ class Pipeline:
         if firsts:
             if inputs is None:
                 raise RunError(f"rank {self.rank} runs stage 0, so it needs inputs")
-            values = microbatches(inputs, placement.m, "inputs", self.device)
+            values = microbatches(inputs, placement.m, "inputs", self.device, placement.slices)
             for mb in firsts:
                 stages[0].inputs[mb] = (values[mb],)
         lasts = [(s, mb) for s, mbs in parts.last.items() for mb in mbs]
@@ -284,8 +289,8 @@ class Pipeline:
         if targets is None or self.loss is None:
             what = "targets" if targets is None else "loss="
             raise RunError(f"rank {self.rank} runs the last stage, so it needs {what}")
-        values = microbatches(targets, placement.m, "targets", self.device)
-        given = shares(values, weights)
+        values = microbatches(targets, placement.m, "targets", self.device, placement.slices)
+        given = shares(values, weights, placement.slices)
         for s, mb in lasts:
             stages[s].targets[mb] = (values[mb],)
             stages[s].weights = given
@@ -349,34 +354,40 @@ class Pipeline:
         """Compares loss and gradients of one step with the unpipelined model; collective.
 
         The whole batch goes through the stages one after the other, with whole backwards; or its
-        microbatches do, where the batch is a list or weights or a seed are given. Gradients and
-        buffers are left as they were.
+        microbatches do, where the batch is a list or weights or a seed are given. In a schedule
+        with slices a seed does not count: the sequences are left uncut, and nothing is dropped
+        out. Gradients and buffers are left as they were.
 
         Raises: RunError that names the parameter that is furthest off.
         """
         if self._training is None:
             raise RunError(f"{self.schedule.name} has no backward to verify")
         self._verify_first = False
+        sliced = self.schedule.placement.slices > 1
         ready = isinstance(inputs, list) or isinstance(targets, list) or weights is not None
-        flags = exchange(self.wire, self.size, b"1" if ready or self._keys else b"0")
+        ready = ready or (self._keys is not None and not sliced)
+        flags = exchange(self.wire, self.size, b"1" if ready else b"0")
         saved = verify.Saved(self.modules)
         try:
-            loss = self._train(self._training, self._stages, inputs, targets, weights)
-            got = verify.gradients(self.modules)
-            saved.forget()
-            want_loss = self._train(*self._reference(b"1" not in flags), inputs, targets, weights)
-            text = verify.difference(got, verify.gradients(self.modules))
+            with verify.without_dropout(self.modules) if sliced else nullcontext():
+                loss = self._train(self._training, self._stages, inputs, targets, weights)
+                got = verify.gradients(self.modules)
+                saved.forget()
+                reference = self._reference(b"1" not in flags)
+                want_loss = self._train(*reference, inputs, targets, weights)
+                text = verify.difference(got, verify.gradients(self.modules))
         finally:
             saved.restore()
         texts = [raw.decode() for raw in exchange(self.wire, self.size, text.encode())]
         dtype = next((g.dtype for g in got.values() if g is not None), torch.float32)
-        verify.refuse(texts, verify.compare_losses(loss, want_loss, dtype))
+        verify.refuse(texts, verify.compare_losses(loss, want_loss, dtype), sliced=sliced)
 
     def _reference(self, whole: bool) -> tuple[Execution, dict[int, Stage]]:
         order = verify.one_after_the_other(self.schedule, whole=whole)
         order = lower(order, tagged=self.wire is None or self.wire.tagged)
         stages = {
-            s: Stage(s, stage.module, order.m, self.loss, None) for s, stage in self._stages.items()
+            s: Stage(s, stage.module, order.m, self.loss, None, order.placement.slices)
+            for s, stage in self._stages.items()
         }
         for s, stage in stages.items():
             stage.keys = self._stages[s].keys

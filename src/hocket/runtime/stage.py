@@ -1,7 +1,7 @@
 """One stage on one rank: forward, whole backward, and backward in two halves, a microbatch each.
 
 Holds what a microbatch keeps alive between its actions, and frees it at once; knows neither orders
-nor messages. Imports values and split.
+nor messages. Imports values and carry.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hocket.errors import RunError
+from hocket.runtime.carry import Carry, carries
 from hocket.runtime.values import call, flatten, rebuild
 
 Loss = Callable[[Any, Any], Tensor]
@@ -27,14 +28,18 @@ class Stage:
     tensors that need a gradient), `roots` (where the backward starts: edges of the graph, which do
     not keep the output itself alive), `gradients` (those of the
     roots, or None for the loss), `results` (the output on its way out) and `returns` (the
-    gradients of the leaves on their way back). Each is taken once and then empty again.
+    gradients of the leaves on their way back). Each is taken once and then empty again. `carry`
+    has what goes from slice to slice, where the module does that.
     """
 
-    def __init__(self, index: int, module: nn.Module, m: int, loss: Loss | None, plan: Any) -> None:
+    def __init__(
+        self, index: int, module: nn.Module, m: int, loss: Loss | None, plan: Any, slices: int = 1
+    ) -> None:
         self.index = index
         self.module = module
         self.loss = loss
         self.plan = plan
+        self.carry = Carry(index, m, slices) if carries(module) else None
         self.keys: Callable[[int], AbstractContextManager] | None = None
         self.inputs: list[Any] = [None] * m
         self.leaves: list[Sequence[Tensor] | None] = [None] * m
@@ -89,11 +94,16 @@ class Stage:
         value, self.inputs[mb] = self.inputs[mb], None
         assert value is not None, f"{self.index}F{mb} has no input"
         if self.plan is None and self.keys is None:
-            return call(self.module, value[0])
+            return self._call(value[0], mb)
         around = self.keys(mb) if self.keys is not None else _NOTHING
         forward = self.plan.forward() if self.plan is not None else _NOTHING
         with around, forward:
-            return call(self.module, value[0])
+            return self._call(value[0], mb)
+
+    def _call(self, value: Any, mb: int) -> Any:
+        if self.carry is None:
+            return call(self.module, value)
+        return self.carry.forward(self.module, value, mb)
 
     def _loss_of(self, out: Any, mb: int) -> Tensor:
         target, self.targets[mb] = self.targets[mb], None
@@ -144,10 +154,15 @@ class Stage:
         self.roots[mb] = self.gradients[mb] = None
         assert roots is not None, f"no forward of {self.index}F{mb}"
         assert gradients is not None, f"no gradient for the output of {self.index}F{mb}"
+        if self.carry is not None:
+            more, theirs = self.carry.start(mb)
+            roots, gradients = (*roots, *more), (*gradients, *theirs)
         there = [i for i, gradient in enumerate(gradients) if gradient is not None]
         return tuple(roots[i] for i in there), tuple(gradients[i] for i in there)
 
     def _finish(self, mb: int) -> None:
+        if self.carry is not None:
+            self.carry.finish(mb)
         leaves, self.leaves[mb] = self.leaves[mb], None
         if self.index:  # nobody wants the gradients of the data
             self.returns[mb] = [leaf.grad for leaf in leaves] if leaves else ()
@@ -177,9 +192,13 @@ class Stage:
 
     def leftovers(self) -> list[str]:
         """What is still held, for the check after a step; empty when all is clean."""
+        names = ("inputs", "leaves", "roots", "gradients", "results", "returns", "pending")
+        held = {name: getattr(self, name) for name in names}
+        if self.carry is not None:
+            more = ("values", "leaves", "roots", "gradients")
+            held |= {f"carried {name}": getattr(self.carry, name) for name in more}
         left = []
-        for name in ("inputs", "leaves", "roots", "gradients", "results", "returns", "pending"):
-            slots = getattr(self, name)
+        for name, slots in held.items():
             if slots.count(None) < len(slots):
                 mbs = [mb for mb, value in enumerate(slots) if value is not None]
                 left.append(f"{name} of microbatches {mbs} in stage {self.index}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from time import perf_counter
@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import UsageError
+from hocket.runtime.carry import whole
 from hocket.runtime.options import Settings
 from hocket.runtime.pipeline import Pipeline
 from hocket.runtime.report import flat
@@ -25,7 +26,7 @@ from hocket.timeline import Timeline
 
 KEPT = 10  # the timelines of this many last steps are gathered
 WARM = 2  # but, where there are more, not of these first ones
-LEFT_OUT = ("size", "stage", "n_stages", "step")  # what the callers give by position
+LEFT_OUT = ("size", "stage", "n_stages", "step", "slices")  # what the schedule says
 
 
 class Task(NamedTuple):
@@ -36,11 +37,12 @@ class Task(NamedTuple):
     batch: Callable[[int], tuple[Any, Any]]
 
 
-def task_from(settings: Settings) -> Task:
+def task_from(settings: Settings, *, slices: int | None = None) -> Task:
     """The model of the settings with its options.
 
     The module of `build` may hold `loss(output, targets)` and `batch(step, size)`; without them
-    it is the cross-entropy of the last dimension, and batches of text.
+    it is the cross-entropy of the last dimension, and batches of text. slices: what `build` is
+    told if it asks; left out: what the schedule has.
 
     Raises: UsageError for a reference that does not exist, or an option that nothing takes.
     """
@@ -60,6 +62,8 @@ def task_from(settings: Settings) -> Task:
         raise UsageError(f"{settings.model} has no option {unknown[0]!r}; its options: {known}")
     n = settings.schedule.placement.n_stages
     build_options = {k: options[k] for k in _takes(build, options)}
+    if "slices" in inspect.signature(build).parameters:
+        build_options["slices"] = slices or settings.schedule.placement.slices
     batch_options = {k: options[k] for k in _takes(batch, options)}
     return Task(
         build=lambda stage: build(stage, n, **build_options),
@@ -210,20 +214,26 @@ class Trainer:
 
 
 def unpipelined(settings: Settings) -> list[float]:
-    """The losses of the same run in this process alone, microbatch by microbatch, no schedule."""
-    task, schedule = task_from(settings), settings.schedule
-    whole = nn.Sequential(*(task.build(s) for s in range(schedule.placement.n_stages)))
-    optimizer = Adam(whole.parameters(), settings.lr)
-    return [
-        _plain_step(task, whole, optimizer, index, schedule.m) for index in range(settings.steps)
-    ]
+    """The losses of the same run in this process alone, microbatch by microbatch, no schedule.
+
+    Sequences are whole, also where the schedule cuts them into slices.
+    """
+    task, placement = task_from(settings, slices=1), settings.schedule.placement
+    stages = [task.build(s) for s in range(placement.n_stages)]
+    optimizer = Adam(nn.Sequential(*stages).parameters(), settings.lr)
+    m = placement.m // placement.slices
+    return [_plain_step(task, stages, optimizer, index, m) for index in range(settings.steps)]
 
 
-def _plain_step(task: Task, model: nn.Module, optimizer: Adam, index: int, m: int) -> float:
+def _plain_step(
+    task: Task, stages: Sequence[nn.Module], optimizer: Adam, index: int, m: int
+) -> float:
     inputs, targets = task.batch(index)
     total = 0.0
     for x, y in zip(torch.tensor_split(inputs, m), torch.tensor_split(targets, m), strict=True):
-        loss = task.loss(model(x), y) * (len(y) / len(targets))
+        for stage in stages:
+            x = whole(stage, x)
+        loss = task.loss(x, y) * (len(y) / len(targets))
         loss.backward()
         total += float(loss.detach())
     optimizer.step()

@@ -205,12 +205,12 @@ def tensors_of(value: Any) -> list[Tensor]:
     return found
 
 
-def call(module: Callable[..., Any], value: Any) -> Any:
+def call(module: Callable[..., Any], value: Any, **more: Any) -> Any:
     """The module's output: a tuple is positional arguments, a dict keyword arguments."""
     if isinstance(value, Tensor):
-        return module(value)
+        return module(value, **more)
     if isinstance(value, tuple):
-        return module(*value)
+        return module(*value, **more)
     if isinstance(value, dict):
-        return module(**value)
-    return module(value)
+        return module(**value, **more)
+    return module(value, **more)

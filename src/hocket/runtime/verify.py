@@ -5,7 +5,8 @@ Imports ir, errors and torch.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -16,23 +17,41 @@ from hocket.ir import Action, Kind, Placement, Schedule
 TOLERANCE = {
     torch.float64: 1e-9, torch.float32: 1e-3, torch.bfloat16: 5e-2, torch.float16: 2e-2,
 }  # fmt: skip
+SLICED = " Does every slice use all that the stage carried, and know its positions?"
+
+
+@contextmanager
+def without_dropout(modules: Mapping[int, nn.Module]) -> Generator[None]:
+    """The modules in evaluation mode, afterwards each of its parts as it was."""
+    training = [part for module in modules.values() for part in module.modules() if part.training]
+    for part in training:
+        part.training = False
+    try:
+        yield
+    finally:
+        for part in training:
+            part.training = True
 
 
 def one_after_the_other(schedule: Schedule, *, whole: bool) -> Schedule:
     """The order without any pipelining: every microbatch alone, forward and whole backward.
 
-    whole: the batch is a single microbatch on path 0.
+    The slices of a sequence go together. whole: the batch is a single microbatch on path 0, its
+    sequences uncut.
     """
     placement = schedule.placement
     if whole:
         placement = Placement((placement.paths[0],), (0,))
     order: dict = {queue: [] for queue in placement.queues}
-    for mb, k in enumerate(placement.path_of):
-        path = placement.paths[k]
-        for stage, queue in enumerate(path):
-            order[queue].append([Action(Kind.F, stage, mb)])
-        for stage, queue in reversed([*enumerate(path)]):
-            order[queue].append([Action(Kind.B, stage, mb)])
+    for first in range(0, placement.m, placement.slices):
+        walk = [
+            (queue, stage, mb)
+            for mb in range(first, first + placement.slices)
+            for stage, queue in enumerate(placement.paths[placement.path_of[mb]])
+        ]
+        for kind, steps in ((Kind.F, walk), (Kind.B, walk[::-1])):
+            for queue, stage, mb in steps:
+                order[queue].append([Action(kind, stage, mb)])
     return Schedule.from_order("one-after-the-other", placement, order)
 
 
@@ -100,7 +119,7 @@ def compare_losses(got: Tensor, want: Tensor, dtype: torch.dtype) -> str:
     return f"the loss is {float(got):.9g}, but that of the unpipelined model {float(want):.9g}"
 
 
-def refuse(rank_texts: list[str], loss: str) -> None:
+def refuse(rank_texts: list[str], loss: str, *, sliced: bool) -> None:
     """Raises RunError with every rank's difference, if there is any."""
     lines = [f"rank {r}: {t}" for r, t in enumerate(rank_texts) if t]
     if loss:
@@ -109,5 +128,5 @@ def refuse(rank_texts: list[str], loss: str) -> None:
         raise RunError(
             "the pipelined step differs from the unpipelined model:\n  " + "\n  ".join(lines)
             + "\n  Is the loss a mean over the rows? Do the stages draw random numbers (give "
-            "seed=) or mix rows (batch norm)?"
+            "seed=) or mix rows (batch norm)?" + (SLICED if sliced else "")
         )  # fmt: skip

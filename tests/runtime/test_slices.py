@@ -1,0 +1,351 @@
+"""Sequences cut into slices: what a stage carries from one to the next, and its gradients."""
+
+from __future__ import annotations
+
+import weakref
+from itertools import accumulate
+
+import numpy as np
+import pytest
+import torch
+from runtime_ranks import (
+    Block,
+    Looking,
+    assert_like_whole,
+    close,
+    gradients,
+    held,
+    mean_square,
+    on_ranks,
+    sequences,
+    whole,
+)
+from torch import nn
+
+from hocket.costs import Costs
+from hocket.errors import RunError
+from hocket.ir import Kind, Placement, linear, mbs_of, vshape
+from hocket.policy import all_actions, list_schedule
+from hocket.runtime import Pipeline
+from hocket.schedules import build
+from hocket.text import loads
+
+pytestmark = pytest.mark.runtime
+
+
+def looking(n: int) -> list[nn.Module]:
+    return [Looking(s) for s in range(n)]
+
+
+def one_rank(module: nn.Module, m: int = 2, slices: int = 2, **options) -> Pipeline:
+    return Pipeline(build("seq1f1b", p=1, m=m, slices=slices), {0: module}, mean_square, **options)
+
+
+# --- gradients ----------------------------------------------------------------------------------
+
+
+def greedy(placement: Placement, slices: int, *kinds: Kind):
+    """An order of these kinds with slices that nobody wrote down: backwards first."""
+    placement = Placement(placement.paths, placement.path_of, slices)
+    work = all_actions("greedy", placement, (Kind.F, *kinds))
+    prefer = np.where(mbs_of(work.codes) >= 0, np.arange(len(work.codes))[::-1], 0)
+    return list_schedule(work, Costs(), prefer=prefer, limit=9 * placement.m)
+
+
+ORDERS = {
+    "split backwards": lambda: greedy(linear(2, 6), 3, Kind.I, Kind.W),
+    "two stages a rank in a V": lambda: greedy(vshape(2, 4), 2, Kind.B),
+    "split backwards in a V": lambda: greedy(vshape(2, 6), 2, Kind.I, Kind.W),
+    "whole and split backwards in turn": lambda: loads("""# hocket 1
+name mixed
+slices 2
+path 0: 0 1
+0: 0F0 0F1 0F2 0F3 0I1 0B0 0W1 0B3 0I2 0W2
+1: 1F0 1F1 1I1 1I0 1W0 1W1 1F2 1F3 1B3 1I2 1W2
+"""),
+    "sequences on two paths": lambda: loads("""# hocket 1
+name paths
+slices 2
+path 0: 0 1 | 0,1
+path 1: 1 0 | 2,3
+0: 0F0 0F1 1F2 1F3 1B3 1B2 0B1 0B0
+1: 0F2 0F3 1F0 1F1 1B1 1B0 0B3 0B2
+"""),
+    "a forward of one sequence fused with a backward of another": lambda: loads("""# hocket 1
+name fused
+slices 2
+path 0: 0 1
+0: 0F0 0F1 0F2 0B1 0F3+0B0 0B3 0B2
+1: 1F0 1F1 1F2+1B1 1B0 1F3 1B3 1B2
+"""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ORDERS)
+def test_any_order_with_slices_has_the_gradients_of_uncut_sequences(name: str) -> None:
+    schedule = ORDERS[name]()
+    modules = looking(schedule.placement.n_stages)
+    assert_like_whole(schedule, modules, *sequences(5, 7), steps=2)
+
+
+@pytest.mark.parametrize("dispatch", ["gate", "ready"])
+def test_other_ways_to_dispatch_keep_slices_in_order(dispatch: str) -> None:
+    schedule = build("seq1f1b", p=2, m=3, slices=3)
+    assert_like_whole(schedule, looking(2), *sequences(6, 7), dispatch=dispatch, steps=2)
+
+
+class Odd(nn.Module):
+    """Carries what it got, what it returns, a view, a number and a tensor without a gradient."""
+
+    carries = True
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.block = Block(seed)
+
+    def forward(self, x, carried=None):
+        before, upto = ((), 0) if carried is None else (carried[0], carried[2])
+        y = self.block(x + sum(t.mean(dim=1, keepdim=True) for t in before))
+        upto = upto + x.shape[1]
+        return y, ((*before, y, y[:, -1:]), torch.zeros(3), upto, None)
+
+
+def test_what_is_carried_may_be_the_output_itself_or_be_passed_on_as_it_came() -> None:
+    torch.manual_seed(0)
+    inputs, targets = sequences(2, 6)
+    module, stages = Odd(0), {0: Odd(0)}
+    total, carried = torch.zeros(()), None
+    for x, y in zip(inputs.split(2, dim=1), targets.split(2, dim=1), strict=True):
+        out, carried = module(x, carried)
+        total = total + mean_square(out, y) / 3
+    total.backward()
+    pipe = Pipeline(build("seq1f1b", p=1, m=1, slices=3), stages, mean_square)
+    close(pipe.step(inputs, targets), total.detach(), "loss", 1e-12)
+    want = gradients(module)
+    for name, grad in gradients(stages[0]).items():
+        close(grad, want[name], name, 1e-12)
+
+
+@pytest.mark.parametrize("name", ["1f1b", "zb-h1"])
+def test_without_slices_a_stage_that_could_carry_trains_as_ever(name: str) -> None:
+    assert_like_whole(build(name, p=2, m=3), looking(2), *sequences(6, 4))
+
+
+def test_ready_slices_of_any_length_are_taken_as_they_are() -> None:
+    inputs, targets = sequences(4, 7)
+    schedule, modules = build("seq1f1b", p=2, m=2), looking(2)
+
+    def ready(t):
+        return [part for rows in t.split(2) for part in rows.split((5, 2), dim=1)]
+
+    def step(pipe, _):
+        return pipe.step(ready(inputs), ready(targets))
+
+    assert_like_whole(schedule, modules, inputs, targets, step=step)
+
+
+def test_evaluation_in_slices_carries_without_gradients() -> None:
+    schedule, modules = build("seq1f1b", p=2, m=2, slices=3), looking(2)
+    inputs, targets = sequences(4, 6)
+
+    def rank(r, g):
+        pipe = Pipeline(schedule, held(schedule, r, modules), mean_square, group=g.group)
+        loss, outputs = pipe.eval(inputs, targets, outputs=True)
+        return float(loss), outputs
+
+    (_, _), (loss, outputs) = on_ranks(2, rank)
+    want, _ = whole(modules, inputs, targets)
+    assert loss == pytest.approx(float(want), abs=1e-12)
+    assert [tuple(t.shape) for t in outputs] == [(2, 2, 3)] * 6
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+def test_what_a_slice_carries_lives_until_its_own_backward_and_no_longer() -> None:
+    made: list[weakref.ref] = []
+    alive: dict[str, int] = {}
+
+    class Watched(Looking):
+        def forward(self, x, carried=None):
+            out, new = super().forward(x, carried)
+            made.append(weakref.ref(new["keys"].untyped_storage()))
+            return out, new
+
+    pipe = one_rank(Watched(0), m=3, slices=3)
+    training = pipe._training
+
+    def counted(action, call):
+        def run(mb):
+            call(mb)
+            alive[action] = sum(ref() is not None for ref in made)
+
+        return run
+
+    actions = [str(training.program.action(entry)) for entry in training.program.entries]
+    training.calls = [
+        (counted(action, call), mb)
+        for action, (call, mb) in zip(actions, training.calls, strict=True)
+    ]
+    pipe.step(*sequences(3, 6))
+    assert [a for a in actions if "B" in a] == [f"0B{mb}" for mb in (2, 1, 0, 5, 4, 3, 8, 7, 6)]
+    in_flight = accumulate(1 if "F" in action else -1 for action in actions)
+    assert [*alive.values()] == [*in_flight]
+
+
+# --- random numbers, verification ---------------------------------------------------------------
+
+
+class Forgetful(Looking):
+    """Carries its keys, and does not look at them."""
+
+    def forward(self, x, carried=None):
+        return super().forward(x)
+
+
+def test_verify_compares_with_uncut_sequences_and_drops_nothing_out() -> None:
+    inputs, targets = sequences(4, 6)
+
+    class Dropping(Looking):
+        def forward(self, x, carried=None):
+            return super().forward(nn.functional.dropout(x, 0.5, self.training), carried)
+
+    module = Dropping(0)
+    pipe = one_rank(module, seed=3)
+    pipe.verify(inputs, targets)
+    assert module.training and module.block.training
+    pipe.verify(
+        *([t for rows in x.split(2) for t in rows.split(3, dim=1)] for x in (inputs, targets))
+    )
+    pipe.step(inputs, targets)
+    first = gradients(module)
+    module.zero_grad()
+    pipe._keys.step = 0
+    pipe.step(inputs, targets)
+    for name, grad in gradients(module).items():
+        close(grad, first[name], name, 0.0)
+
+
+def test_verify_finds_a_stage_that_does_not_use_what_it_carries() -> None:
+    with pytest.raises(RunError) as caught:
+        one_rank(Forgetful(0), verify=True).step(*sequences(4, 6))
+    text = str(caught.value)
+    assert "differs from the unpipelined model:\n  the loss is" in text
+    assert text.endswith("Does every slice use all that the stage carried, and know its positions?")
+
+
+# --- mistakes -----------------------------------------------------------------------------------
+
+
+class Silent(Looking):
+    carries = None
+
+
+class Alone(Looking):
+    carries = False
+
+    def forward(self, x):
+        return super().forward(x)[0]
+
+
+class NoArgument(Looking):
+    def forward(self, x):
+        return super().forward(x)
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        (Silent(0),
+         "seq1f1b cuts sequences into 2 slices, but stage 0 (Silent) does not say what it hands "
+         "from slice to slice; give it carries = True, take `carried` and return (output, "
+         "carried), or carries = False if no position looks at another"),
+        (NoArgument(0),
+         "stage 0 (NoArgument) has carries = True, but its forward takes no `carried`"),
+    ],
+)  # fmt: skip
+def test_a_stage_that_does_not_fit_slices_is_told_before_the_first_step(module, text) -> None:
+    with pytest.raises(RunError) as caught:
+        one_rank(module)
+    assert str(caught.value) == text
+
+
+def test_stages_that_carry_nothing_say_so_and_need_not_change() -> None:
+    one_rank(Alone(0)).step(*sequences(4, 6))
+
+
+def returning(make):
+    class Wrong(Looking):
+        def forward(self, x, carried=None):
+            return make(*super().forward(x, carried))
+
+    return Wrong(0)
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        (returning(lambda out, carried: out),
+         "stage 0 has carries = True, so its forward must return the pair (output, carried), but "
+         "it returned a tensor [2, 3, 3]"),
+        (returning(lambda out, carried: (out, carried, 1)),
+         "stage 0 has carries = True, so its forward must return the pair (output, carried), but "
+         "it returned 3 values"),
+        (returning(lambda out, carried: (out, None)),
+         "stage 0 carried nothing on (None) from slice 1 of 2, which tells the next slice that it "
+         "is the first one; return (output, carried) with what the next slice needs, such as keys "
+         "and values"),
+        (returning(lambda out, carried: (out, {"keys": {1, 2}})),
+         "what stage 0 carries['keys'] is a set; stages hand over tensors, None, plain values, and "
+         "tuples, lists and dicts of these"),
+    ],
+)  # fmt: skip
+def test_a_stage_that_carries_something_wrong_on_is_told_at_its_first_forward(module, text) -> None:
+    with pytest.raises(RunError) as caught:
+        one_rank(module).step(*sequences(4, 6))
+    assert str(caught.value) == f"rank 0 failed in 0F0: {text}"
+
+
+def test_slices_of_one_sequence_on_two_paths_are_refused() -> None:
+    schedule = loads("""# hocket 1
+name crossed
+slices 2
+path 0: 0 | 0
+path 1: 0 | 1
+0: 0F0 0F1 0B1 0B0
+""")
+    with pytest.raises(RunError, match=r"^the slices of sequence 0 are on several paths; a stage"):
+        Pipeline(schedule, {0: Looking(0)}, mean_square)
+
+
+X, FLAT = torch.zeros(4, 6, 3), torch.zeros(4)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "text"),
+    [
+        (torch.zeros(4, 1, 3), "inputs has 1 positions (dimension 1), too few for 2 slices"),
+        (torch.zeros(1, 6, 3), "inputs has 1 rows, too few for 2 microbatches"),
+        (FLAT, "inputs has no tensor with positions (dimension 1) to split into 2 slices"),
+        ((X, torch.zeros(4, 5)), "the tensors of inputs differ in positions (dimension 1): [5, 6]"),
+        ([X], "inputs has 1 microbatches, but the schedule has 4 (2 of 2 slices)"),
+    ],
+)  # fmt: skip
+def test_a_batch_that_cannot_be_cut_into_slices_is_told(inputs, text) -> None:
+    with pytest.raises(RunError) as caught:
+        one_rank(Looking(0)).step(inputs, X)
+    assert str(caught.value).endswith(text)
+
+
+def test_a_batch_is_cut_by_rows_then_by_positions_and_weighs_by_both() -> None:
+    from hocket.runtime.data import microbatches, shares
+
+    batch = {"x": torch.arange(15).view(3, 5), "row": torch.arange(3), "number": 7}
+    parts = microbatches(batch, 4, "inputs", torch.device("cpu"), 2)
+    assert [part["x"].tolist() for part in parts] == [
+        [[0, 1, 2], [5, 6, 7]], [[3, 4], [8, 9]], [[10, 11, 12]], [[13, 14]]
+    ]  # fmt: skip
+    assert [part["row"].tolist() for part in parts] == [[0, 1], [0, 1], [2], [2]]
+    assert all(part["x"].is_contiguous() and part["number"] == 7 for part in parts)
+    assert shares(parts, None, 2) == (6 / 15, 4 / 15, 3 / 15, 2 / 15)
+    assert shares([x["row"] for x in parts], None, 2) == (1 / 4,) * 4
