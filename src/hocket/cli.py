@@ -32,6 +32,7 @@ _SCHEDULE_HELP = "a name from `hocket list`, name:key=value,..., module:function
 
 
 _NARROWEST = 40  # columns of a grid
+_SHOWN = ("grid", "sched", "json", "svg", "pdf")
 _LARGE = 100_000  # actions from which on a trace is measured before it is written
 
 
@@ -103,9 +104,9 @@ def _parser() -> argparse.ArgumentParser:
     show = command("show", _show, "draw a schedule, or print its text")
     _add_schedule(show)
     _add_costs(show)
-    show.add_argument("--format", choices=("grid", "sched", "json", "svg"), default="grid")
+    show.add_argument("--format", choices=_SHOWN, help="default: by the file's ending, else grid")
     show.add_argument("--width", type=int, help="columns of the grid (default: the terminal's)")
-    show.add_argument("--output", help="write to this file")
+    show.add_argument("--output", metavar="FILE", help="write to this file; also -o FILE")
     check = command("check", _check, "find every fault of a schedule before it runs")
     _add_schedule(check)
     check.add_argument(
@@ -179,10 +180,7 @@ def _add_ranges(parser: argparse.ArgumentParser) -> None:
 
 
 def _brought(name: str, package: str, takes_schedule: bool, args: argparse.Namespace) -> int:
-    if name == "profile":  # -o costs.toml names the output
-        files = [word for word in args.option if "=" not in word]
-        args.option = [word for word in args.option if "=" in word]
-        args.output = files[-1] if files else args.output
+    _take_output(args)
     if name == "plan" and args.recorded:
         from hocket.interop.whatif import what_if
 
@@ -197,6 +195,19 @@ def _brought(name: str, package: str, takes_schedule: bool, args: argparse.Names
         for path in (getattr(args, "trace", None), getattr(args, "output", None)):
             _writable(path)
     return getattr(import_module(f"hocket.{package}.command"), f"{name}_command")(args)
+
+
+def _take_output(args: argparse.Namespace) -> None:
+    """`-o fig.pdf` names the output; options of a schedule have a `=`, files an ending."""
+    words = getattr(args, "option", None)
+    if not words or not hasattr(args, "output"):
+        return
+    files = [word for word in words if "=" not in word and Path(word).suffix]
+    args.option = [word for word in words if word not in files]
+    for path in files:
+        if args.output:
+            raise UsageError(f"the output is named twice: {args.output} and {path}")
+        args.output = path
 
 
 def _add_schedule(parser: argparse.ArgumentParser) -> None:
@@ -360,41 +371,45 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
 
 
 def _show(args: argparse.Namespace) -> int:
+    from hocket.render.files import form_of, put
+
+    _take_output(args)
     schedule = _schedule(args)
-    from hocket.text import as_json, dumps
-
-    form = "json" if args.json else args.format
-    if form == "sched":
-        text = dumps(schedule)
-    elif form == "json":
-        text = json.dumps(as_json(schedule)) + "\n"
-    else:
-        text = _picture(schedule, args, form)
-        if form == "grid" and _is_file(args.schedule):
-            from hocket.recognise import recognise
-
-            match = recognise(schedule)
-            text += "" if match is None else f"{match}\n"
-    if not args.output:
-        print(text, end="")
-        return 0
-    try:
-        Path(args.output).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{args.output}: cannot be written: {error.strerror}") from None
+    put(_shown(schedule, args, form_of("json" if args.json else args.format, args.output, _SHOWN)),
+        args.output)  # fmt: skip
     return 0
 
 
-def _picture(schedule: Schedule, args: argparse.Namespace, form: str) -> str:
-    from hocket.simulator import simulate
+def _shown(schedule: Schedule, args: argparse.Namespace, form: str) -> str | bytes:
+    from hocket.text import as_json, dumps
 
+    if form == "sched":
+        return dumps(schedule)
+    if form == "json":
+        return json.dumps(as_json(schedule)) + "\n"
     if args.width is not None and args.width < _NARROWEST:
         raise UsageError(f"--width is {args.width}; it must be {_NARROWEST} or more")
+    from hocket.simulator import simulate
+
     timeline = simulate(schedule, _costs(args))
     if form == "svg":
         from hocket.render.svg import svg
 
         return svg(timeline) + "\n"
+    if form == "pdf":
+        from hocket.render.pdf import pdf
+
+        return pdf(timeline)
+    text = _grid(timeline, args)
+    if _is_file(args.schedule):
+        from hocket.recognise import recognise
+
+        match = recognise(schedule)
+        text += "" if match is None else f"{match}\n"
+    return text
+
+
+def _grid(timeline: Timeline, args: argparse.Namespace) -> str:
     from hocket.render.grid import grid
 
     plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"

@@ -248,10 +248,10 @@ def costs_of(schedule: Schedule, costs: Costs) -> Costs:
     return costs.split(1 if phased else v, schedule.placement.slices)
 
 
-CHARTS = ("text", "svg")
+CHARTS = ("text", "svg", "pdf")
 
 
-def chart(table: Comparison, form: str = "text") -> str:
+def chart(table: Comparison, form: str = "text") -> str | bytes:
     """Bubble against memory of the fullest rank: bytes where the costs have them, else in flight.
 
     form: one of CHARTS.
@@ -265,7 +265,8 @@ def chart(table: Comparison, form: str = "text") -> str:
         )
         for r in table.rows
     ]
-    return {"text": pareto.pareto_text, "svg": pareto.pareto_svg}[form](points, memory=memory)
+    draw = {"text": pareto.pareto_text, "svg": pareto.pareto_svg, "pdf": pareto.pareto_pdf}[form]
+    return draw(points, memory=memory)
 
 
 def _memory_axis(table: Comparison) -> tuple[str, float]:

@@ -10,7 +10,7 @@ from hocket.costs import Bytes
 from hocket.errors import UsageError
 from hocket.lower import insert_communication
 from hocket.render.page import page
-from hocket.render.svg import FILLS
+from hocket.render.figure import FILLS
 
 COSTS = Costs(
     F=10, I=12, W=7, latency=3, unit="us", bytes=Bytes(static=10, activation=5, gradient=2)
@@ -287,7 +287,7 @@ def test_fused_slots_messages_and_other_streams_are_drawn(show):
     part = at(tab, "0F3")
     seen = tab.picture()
     assert near(seen.at(part["x0"] + 5, part["y"] + 3), rgb(FILLS["F"][0]))
-    assert near(seen.at(part["x0"] + 5, part["y"] + part["height"] - 3), rgb(FILLS["B.x"][0]))
+    assert near(seen.at(part["x0"] + 5, part["y"] + part["height"] - 3), rgb(FILLS["B x"][0]))
     lowered = simulate(insert_communication(build("1f1b", p=2, m=4)), COSTS)
     tab = show(page(lowered))
     assert tab.run("hocket.views[0].rows.every(row => row.messages.length > 0)")

@@ -71,3 +71,23 @@ def test_bytes_are_not_written_to_a_terminal(monkeypatch, capsysbinary):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     with pytest.raises(UsageError, match="no text for a terminal"):
         files.put(b"%PDF", None)
+
+
+def test_show_writes_a_pdf_named_by_output_or_o(capsysbinary, tmp_path):
+    first, second = tmp_path / "a.pdf", tmp_path / "b.pdf"
+    assert main(["show", "zb-h1", *SIZE, "--output", str(first)]) == 0
+    assert main(["show", "zb-h1", *SIZE, "--format", "pdf", "-o", str(second)]) == 0
+    assert capsysbinary.readouterr().out == b""
+    assert first.read_bytes() == second.read_bytes() and first.read_bytes().startswith(b"%PDF-")
+    assert main(["show", "zb-h1", *SIZE, "--format", "pdf"]) == 0
+    assert capsysbinary.readouterr().out == first.read_bytes()
+
+
+def test_o_names_a_file_by_its_ending_and_an_option_by_its_equals_sign(capsys, tmp_path):
+    path = tmp_path / "a.sched"
+    words = ["show", "interleaved", *SIZE, "-o", "group=4", "-o", path]
+    assert run(capsys, *words)[0] == 0 and path.read_text().startswith("# hocket 1")
+    status, _, err = run(capsys, *words, "--output", tmp_path / "b.svg")
+    assert (status, err) == (
+        2, f"hocket: the output is named twice: {tmp_path / 'b.svg'} and {path}\n",
+    )  # fmt: skip

@@ -1,9 +1,10 @@
-from itertools import pairwise
+from itertools import combinations
 from xml.etree import ElementTree
 
 import pytest
 
-from hocket.render.pareto import Point, front, pareto_svg, pareto_text
+from hocket.render.figure import Dot, Lines, Text, text_width
+from hocket.render.pareto import Point, figure, front, pareto_svg, pareto_text
 
 POINTS = [
     Point("1f1b", 0.27, 4),
@@ -48,11 +49,21 @@ def test_svg_has_a_point_a_place_with_its_name(points):
         assert any(point.label in (text or "") for text in texts)
 
 
-def test_labels_do_not_lie_on_each_other():
+def test_labels_lie_neither_on_each_other_nor_on_points():
     crowd = [Point(f"schedule-{i}", 0.1 + i / 1000, 4) for i in range(8)]
-    root = ElementTree.fromstring(pareto_svg(crowd))
-    space = "{http://www.w3.org/2000/svg}"
-    bases = sorted(
-        float(e.get("y")) for e in root.iter(f"{space}text") if e.get("class") in ("on", "off")
-    )
-    assert all(b - a >= 11 for a, b in pairwise(bases))
+    shapes = figure([*crowd, Point("below", 0.05, 6)]).shapes
+    labels = [s for s in shapes if isinstance(s, Text) and "schedule" in s.text]
+    dots = [s for s in shapes if isinstance(s, Dot)]
+    assert len(labels) == 8 and len(dots) == 9
+    areas = [(s.x, s.x + text_width(s.text), s.y - 9, s.y + 2) for s in labels]
+    areas += [(d.x, d.x, d.y, d.y) for d in dots]
+    for (x, to_x, y, to_y), (x2, to_x2, y2, to_y2) in combinations(areas, 2):
+        assert x >= to_x2 or x2 >= to_x or y >= to_y2 or y2 >= to_y
+
+
+def test_a_line_leads_to_a_label_that_has_no_room_beside_its_point():
+    crowd = [Point(f"schedule-{i}", 0.1 + i / 1000, 4) for i in range(8)]
+    shapes = figure(crowd).shapes
+    dots = {(s.x, s.y) for s in shapes if isinstance(s, Dot)}
+    leaders = [s.paths[0] for s in shapes if isinstance(s, Lines) and len(s.paths) == 1]
+    assert len([path for path in leaders if path[0] in dots and len(path) == 2]) >= 5

@@ -1,6 +1,6 @@
 """The page: timelines as one self-contained HTML file, or as JSON for the served page.
 
-Imports columns, svg (its colours), compare, tiles, explain, text and trace. The page's own code
+Imports columns, figure (its colours), compare, tiles, explain, text and trace. The page's own code
 lies in `page/`, JavaScript and CSS by hand; nothing is loaded from anywhere else.
 """
 
@@ -20,7 +20,7 @@ from hocket.ir import Kind
 from hocket.render import tiles
 from hocket.render.columns import columns, levels, pack, scale_of
 from hocket.render.compare import table
-from hocket.render.svg import FILLS
+from hocket.render.figure import FILLS
 from hocket.text import head
 from hocket.timeline import PHASES, Timeline
 from hocket.trace import draw, perfetto
@@ -153,7 +153,7 @@ def _view(label: str, timeline: Timeline, factor: float) -> tuple[dict[str, Any]
 def _kind(kind: Kind) -> dict[str, Any]:
     """A kind's letter, name, and (fill, ink) of both shades; messages have one colour."""
     letter = kind.name if kind in tiles.NAMES else "M"
-    both = [FILLS[letter], FILLS.get(f"{letter}.x", FILLS[letter])]
+    both = [FILLS[letter], FILLS.get(f"{letter} x", FILLS[letter])]
     return {"letter": kind.name, "name": tiles.NAMES.get(kind, _said(kind)), "colours": both}
 
 

@@ -1,6 +1,6 @@
 """Schedules as points: bubble against memory, and which of them nothing beats in both.
 
-In characters for the terminal and as SVG. Imports svg (its colours) and compare.
+In characters for the terminal, and as a figure. Imports figure, svg, pdf, tiles and compare.
 """
 
 from __future__ import annotations
@@ -9,18 +9,21 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from itertools import pairwise
 from typing import NamedTuple
 
 from hocket.render.compare import format_time
-from hocket.render.svg import DARK, LIGHT, _n, _xml
+from hocket.render.figure import WIDER, Dot, Figure, Lines, Shape, Text, text_width
+from hocket.render.pdf import as_pdf
+from hocket.render.svg import as_svg
 from hocket.render.tiles import marks, steps
 
 WIDTH, HEIGHT = 720.0, 420.0
-LEFT, RIGHT, TOP, BOTTOM = 64.0, 24.0, 40.0, 52.0
-CHARACTER = 6.3  # pixels that a letter of a label takes
-ROW = 13.0  # pixels between labels
-
-FRONT, BEHIND = "#2f6fc4", "#8b949e"
+LEFT, RIGHT, TOP, BOTTOM = 64.0, 24.0, 48.0, 52.0
+RADIUS = 4.0  # of a point, pixels
+CLOSE = 9.5  # from here on a line leads from the point to its label
+ROW = 13.0  # pixels that a label is high
+BELOW = 3.0  # of it below the baseline
 
 
 class Point(NamedTuple):
@@ -129,28 +132,38 @@ class _Axes:
         return bubble / self.bubble
 
 
-# --- SVG ---------------------------------------------------------------------------------------
+# --- SVG and PDF -----------------------------------------------------------------------------
 
 
 def pareto_svg(
     points: Sequence[Point], *, memory: str = "microbatches in flight", title: str = ""
 ) -> str:
     """The same as an SVG document, every point with its name; the front is a line of steps."""
+    return as_svg(figure(points, memory=memory, title=title))
+
+
+def pareto_pdf(
+    points: Sequence[Point], *, memory: str = "microbatches in flight", title: str = ""
+) -> bytes:
+    """The same as a PDF."""
+    return as_pdf(figure(points, memory=memory, title=title))
+
+
+def figure(
+    points: Sequence[Point], *, memory: str = "microbatches in flight", title: str = ""
+) -> Figure:
+    """The same as a figure."""
     axes = _Axes.of(points)
     points = _together(points)
     best = front(points)
-    heading = _xml(title or f"Bubble against {memory}, fullest rank")
-    size = f'viewBox="0 0 {_n(WIDTH)} {_n(HEIGHT)}" width="{_n(WIDTH)}" height="{_n(HEIGHT)}"'
-    return "\n".join([
-        f'<svg xmlns="http://www.w3.org/2000/svg" class="hocket" {size} role="img">',
-        f"<title>{heading}</title>",
-        f"<style>\n{_css()}\n</style>",
-        f'<text class="title" x="{_n(LEFT)}" y="22">{heading}</text>',
+    heading = title or f"Bubble against {memory}, fullest rank"
+    shapes: list[Shape] = [
+        Text("title", LEFT, 22, heading, size=15),
         *_grid(axes, memory),
         *_steps(best, axes),
         *_points(points, set(best), axes),
-        "</svg>\n",
-    ])  # fmt: skip
+    ]
+    return Figure(WIDTH, HEIGHT, heading, shapes)
 
 
 def _at(point: Point, axes: _Axes) -> tuple[float, float]:
@@ -160,26 +173,22 @@ def _at(point: Point, axes: _Axes) -> tuple[float, float]:
     )
 
 
-def _grid(axes: _Axes, memory: str) -> Iterator[str]:
+def _grid(axes: _Axes, memory: str) -> Iterator[Shape]:
     bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
-    lines = [f"M{_n(LEFT)} {_n(TOP)}V{_n(bottom)}H{_n(right)}"]
+    lines = [[(LEFT, TOP), (LEFT, bottom), (right, bottom)]]
     texts = []
     for value in _ticks(axes.memory):
         x, _ = _at(Point("", 0, float(value)), axes)
-        lines.append(f"M{_n(x)} {_n(bottom)}v4")
-        texts.append(f'<text text-anchor="middle" x="{_n(x)}" y="{_n(bottom + 17)}">'
-                     f"{format_time(value)}</text>")  # fmt: skip
+        lines.append([(x, bottom), (x, bottom + 4)])
+        texts.append(Text("faint", x, bottom + 17, format_time(value), "middle"))
     for value in _ticks(axes.bubble * 100):
         _, y = _at(Point("", float(value) / 100, 0), axes)
-        lines.append(f"M{_n(LEFT)} {_n(y)}h-4")
-        texts.append(f'<text class="end" x="{_n(LEFT - 8)}" y="{_n(y + 4)}">'
-                     f"{format_time(value)}%</text>")  # fmt: skip
-    yield f'<path class="axis" d="{"".join(lines)}"/>'
-    yield '<g class="faint">'
+        lines.append([(LEFT, y), (LEFT - 4, y)])
+        texts.append(Text("faint", LEFT - 8, y + 4, f"{format_time(value)}%", "end"))
+    yield Lines("axis", lines)
     yield from texts
-    yield f'<text x="{_n(LEFT)}" y="{_n(TOP - 6)}">bubble</text>'
-    yield f'<text class="end" x="{_n(right)}" y="{_n(bottom + 36)}">{_xml(memory)}</text>'
-    yield "</g>"
+    yield Text("faint", LEFT, TOP - 8, "bubble")
+    yield Text("faint", right, bottom + 36, memory, "end")
 
 
 def _ticks(highest: float) -> list[Fraction]:
@@ -187,65 +196,118 @@ def _ticks(highest: float) -> list[Fraction]:
     return marks(total, next(steps(total, 8)))
 
 
-def _steps(best: Sequence[Point], axes: _Axes) -> Iterator[str]:
+def _steps(best: Sequence[Point], axes: _Axes) -> Iterator[Shape]:
     """From each point of the front to the right, then down to the next."""
     if not best:
         return
-    x, y = _at(best[0], axes)
-    path = [f"M{_n(x)} {_n(y)}"]
+    path = [_at(best[0], axes)]
     for point in best[1:]:
         x, y = _at(point, axes)
-        path.append(f"H{_n(x)}V{_n(y)}")
-    yield f'<path class="front" d="{"".join(path)}H{_n(WIDTH - RIGHT)}"/>'
+        path += [(x, path[-1][1]), (x, y)]
+    yield Lines("front", [[*path, (WIDTH - RIGHT, path[-1][1])]])
 
 
-def _points(points: Sequence[Point], best: set[Point], axes: _Axes) -> Iterator[str]:
-    taken = [(x - 5, x + 5, y + 4) for x, y in (_at(point, axes) for point in points)]
+def _points(points: Sequence[Point], best: set[Point], axes: _Axes) -> Iterator[Shape]:
+    places = {point: _at(point, axes) for point in points}
+    steps = [places[point] for point in points if point in best]
+    dots = [_Area.around(x, y, RADIUS) for x, y in places.values()]
+    labels: list[_Area] = []
+    leaders: list[_Area] = []
     for point in sorted(points, key=lambda p: (p not in best, p.memory, p.bubble, p.label)):
-        x, y = _at(point, axes)
-        css = "on" if point in best else "off"
+        x, y = places[point]
+        on = point in best
         facts = f"{point.label}: bubble {point.bubble:.1%}, {format_time(point.memory)}"
-        circle = f'<circle class="{css}" cx="{_n(x)}" cy="{_n(y)}" r="4">'
-        yield f"{circle}<title>{_xml(facts)}</title></circle>"
-        above = 7 if point in best else 0  # the front's line leaves to the right
-        left, base = _label_at(point.label, x, y - above, taken)
-        yield f'<text class="{css}" x="{_n(left)}" y="{_n(base)}">{_xml(point.label)}</text>'
+        width = text_width(point.label) * WIDER
+        least = [*dots, *labels]
+        most = [*least, *leaders, *_front_areas(steps, below=not on)]
+        free = [(most, most), ([*least, *leaders], labels), (least, [])]
+        area = _place(width, x, y, free, leftwards=on)
+        labels.append(area)
+        leaders += _leader(area, x, y)
+        if _leader(area, x, y):
+            yield Lines("axis", [[(x, y), area.nearest(x, y)]])
+        yield Dot("on" if on else "off", x, y, RADIUS, facts)
+        yield Text("" if on else "faint", area.left, area.bottom - BELOW, point.label)
 
 
-def _label_at(
-    label: str, x: float, y: float, taken: list[tuple[float, float, float]]
-) -> tuple[float, float]:
-    """Beside the point, moved up or down until no other label is in the way."""
-    width = CHARACTER * len(label)
-    left = x + 7 if x + 7 + width < WIDTH - 4 else x - 7 - width
-    for i in range(40):
-        base = y + 4 + ROW * ((i + 1) // 2) * (1 if i % 2 else -1)
-        inside = TOP < base < HEIGHT - BOTTOM - 2
-        free = all(
-            abs(base - b) >= ROW - 1 or left > right or left + width < start
-            for start, right, b in taken
-        )
-        if inside and free:
-            break
-    taken.append((left, left + width, base))
-    return left, base
+class _Area(NamedTuple):
+    """What is taken: by a point, a line, a label."""
+
+    left: float
+    top: float
+    right: float
+    bottom: float
+
+    @classmethod
+    def around(cls, x: float, y: float, radius: float) -> _Area:
+        return cls(x - radius, y - radius, x + radius, y + radius)
+
+    def meets(self, other: _Area) -> bool:
+        """True where both have some place in common."""
+        across = self.left < other.right and other.left < self.right
+        return across and self.top < other.bottom and other.top < self.bottom
+
+    def within(self, other: _Area) -> bool:
+        """True where all of it lies in the other."""
+        across = other.left <= self.left and self.right <= other.right
+        return across and other.top <= self.top and self.bottom <= other.bottom
+
+    def nearest(self, x: float, y: float) -> tuple[float, float]:
+        """The place in it that is nearest to a point."""
+        return min(max(x, self.left), self.right), min(max(y, self.top), self.bottom)
 
 
-def _css() -> str:
-    def scheme(colours: dict[str, str]) -> str:
-        return (
-            f".hocket text{{fill:{colours['ink']}}}"
-            f".hocket .faint text,.hocket text.off{{fill:{colours['faint']}}}"
-            f".hocket .axis{{stroke:{colours['line']}}}"
-        )
+def _leader(label: _Area, x: float, y: float) -> list[_Area]:
+    """Where the line from a point to its label runs; nothing where both stand together."""
+    to_x, to_y = label.nearest(x, y)
+    length = math.hypot(to_x - x, to_y - y)
+    if length < CLOSE:
+        return []
+    parts = (i / length for i in range(7, int(length), 2))  # from outside of the point on
+    return [_Area.around(x + (to_x - x) * part, y + (to_y - y) * part, 1) for part in parts]
 
-    return "\n".join([
-        ".hocket{font:11px Inter,'Helvetica Neue',Helvetica,Arial,sans-serif;max-width:100%;"
-        "height:auto}",
-        ".hocket .title{font-size:14px;font-weight:600}.hocket .end{text-anchor:end}",
-        ".hocket path{fill:none}",
-        scheme(LIGHT),
-        f"@media(prefers-color-scheme:dark){{{scheme(DARK)}}}",
-        f".hocket .front{{stroke:{FRONT};stroke-width:1.5;stroke-dasharray:4 3}}",
-        f".hocket circle.on{{fill:{FRONT}}}.hocket circle.off{{fill:{BEHIND}}}",
-    ])  # fmt: skip
+
+def _front_areas(steps: Sequence[tuple[float, float]], *, below: bool) -> list[_Area]:
+    """Where the line of the front runs, or all that lies below it."""
+    if not steps:
+        return []
+    ends = [*(x for x, _ in steps[1:]), WIDTH - RIGHT]
+    level = zip(steps, ends, strict=True)
+    if below:
+        first = _Area(LEFT, TOP, steps[0][0] - RADIUS, HEIGHT)
+        return [first, *(_Area(x, y - 1, end, HEIGHT) for (x, y), end in level)]
+    across = [_Area(x, y - 1, end, y + 1) for (x, y), end in level]
+    return across + [_Area(x - 1, a, x + 1, b) for (_, a), (x, b) in pairwise(steps)]
+
+
+def _place(
+    width: float,
+    x: float,
+    y: float,
+    free: Sequence[tuple[Sequence[_Area], Sequence[_Area]]],
+    *,
+    leftwards: bool,
+) -> _Area:
+    """Where a label stands: beside its point, else as near as nothing is in the way.
+
+    free: what should not lie under the label, and under the line to it; where there is no such
+    place what must not at least, and so on.
+    """
+    choices = []
+    for down in range(-10, 11):
+        for away in (*range(8, 90, 12), 120, 160, 200):
+            for side in (-1, 1):
+                left = x + away if side > 0 else x - away - width
+                bottom = y + 4 + ROW * down + BELOW
+                far = ROW * abs(down) + away + 2 * ((side < 0) != leftwards)
+                choices.append((far, _Area(left, bottom - ROW, left + width, bottom)))
+    page = _Area(LEFT + 4, TOP, WIDTH - 4, HEIGHT - BOTTOM)
+    ordered = [area for _, area in sorted(choices) if area.within(page)]
+    for under_label, under_line in free:
+        for area in ordered:
+            line = _leader(area, x, y)
+            if not any(map(area.meets, under_label)) and not any(
+                a.meets(b) for a in line for b in under_line
+            ):
+                return area
+    return ordered[0]
