@@ -60,6 +60,14 @@ def placement(coarse: Placement, layers: int) -> Placement:
     return Placement(paths, coarse.path_of, coarse.slices)
 
 
+def has_phases(placement: Placement) -> bool:
+    """True when every path is made of such layers of four phases."""
+    return all(
+        tuple(q.stream for q in path) == STREAMS * (len(path) // len(STREAMS))
+        for path in placement.paths
+    )
+
+
 def phases(schedule: Schedule, *, layers: int = 1, order: str = "deepseek") -> Schedule:
     """The schedule with every stage cut into the phases of its `layers` MoE layers.
 

@@ -1,35 +1,25 @@
 """A small mixture of experts, cut into phases: attention, dispatch, experts, combine.
 
-Dispatch and combine are all-to-all calls over a process group; each rank holds its share of the
-experts of every layer and a copy of everything else. Imports torch, gpt, runtime.
+Dispatch and combine are all-to-all calls over the replicas of a rank; each of them holds its share
+of the experts of every layer, and a copy of everything else. Imports torch, gpt, data.
 
-    python -m hocket.demo.moe --ranks 2 --steps 20 --slow 5
+    hocket run moe-pair -p 2 -m 4 -O slow=0.005
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
-import tempfile
 import time
-from collections.abc import Mapping
-from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
-from torch.multiprocessing.spawn import spawn
 
-from hocket.demo.data import batch
+from hocket.demo import data as text
 from hocket.demo.gpt import Attention, Embedding, Head, loss
+from hocket.errors import UsageError
 from hocket.moe import PHASES
-from hocket.runtime import Pipeline
-from hocket.runtime.queues import QueueExecution
-from hocket.schedules import build as build_schedule
-from hocket.timeline import Timeline
 
-__all__ = ["build", "loss", "synchronise"]
+__all__ = ["batch", "build", "loss"]
 
 
 class _AllToAll(torch.autograd.Function):
@@ -53,6 +43,9 @@ class Wire:
         self.group, self.slow = group, slow
         self.size = 1 if group is None else group.size()
 
+    def __deepcopy__(self, memo: Any) -> Wire:
+        return self
+
     def exchange(self, rows: Tensor, sent: list[int], got: list[int]) -> Tensor:
         """Sends `sent[i]` rows to rank i and returns the `got[i]` rows of each rank i."""
         if self.slow:
@@ -67,10 +60,12 @@ class Wire:
 class Attend(nn.Module):
     """Attention and the router: every token gets its `top` experts and how much each counts."""
 
-    def __init__(self, width: int, heads: int, experts: int, top: int, first: nn.Module) -> None:
+    def __init__(
+        self, width: int, heads: int, dropout: float, experts: int, top: int, first: nn.Module
+    ) -> None:
         super().__init__()
         self.first, self.top, self.experts = first, top, experts
-        self.attention = Attention(width, heads, 0.0)
+        self.attention = Attention(width, heads, dropout)
         self.norm = nn.LayerNorm(width)
         self.router = nn.Linear(width, experts, bias=False)
 
@@ -86,6 +81,8 @@ class Attend(nn.Module):
 
 class Dispatch(nn.Module):
     """Sends every row to the rank of its expert."""
+
+    draws = False
 
     def __init__(self, wire: Wire) -> None:
         super().__init__()
@@ -107,11 +104,15 @@ class Dispatch(nn.Module):
 
 
 class Experts(nn.Module):
-    """This rank's experts, two layers each, on the rows that came for them."""
+    """This rank's experts, two layers each, on the rows that came for them from all replicas."""
+
+    draws = False
 
     def __init__(self, experts: list[nn.Module]) -> None:
         super().__init__()
         self.experts = nn.ModuleList(experts)
+        for parameter in self.parameters():
+            vars(parameter)["allreduce"] = False  # no other replica has it
 
     def forward(
         self, x: Tensor, rows: Tensor, gates: Tensor, order: Tensor, counts: Tensor, came: Tensor
@@ -128,6 +129,8 @@ class Experts(nn.Module):
 class Combine(nn.Module):
     """Brings every row back to its token and adds what its experts made, by their gates."""
 
+    draws = False
+
     def __init__(self, wire: Wire, last: nn.Module) -> None:
         super().__init__()
         self.wire, self.last = wire, last
@@ -143,24 +146,50 @@ class Combine(nn.Module):
 
 
 def build(
-    stage: int, n_stages: int, *, rank: int = 0, group: Any = None, experts: int = 4, top: int = 2,
-    width: int = 32, heads: int = 2, seq: int = 32, slow: float = 0.0, seed: int = 0,
-    dtype: torch.dtype = torch.float32,
+    stage: int, n_stages: int, *, group: Any = None, experts: int = 4, top: int = 2,
+    width: int = 32, heads: int = 2, seq: int = 32, dropout: float = 0.0, slow: float = 0.0,
+    seed: int = 0, dtype: torch.dtype = torch.float32,
 ) -> nn.Module:  # fmt: skip
-    """Phase `stage` of a model of n_stages / 4 layers; the same weights for any number of ranks."""
+    """Phase `stage` of n_stages / 4 layers; the same weights however many ranks share them.
+
+    group: those that share the experts. slow: seconds by which a message takes longer.
+    Raises: UsageError for numbers that do not fit each other.
+    """
     wire, phase = Wire(group, slow), PHASES[stage % len(PHASES)]
+    _refuse_odd(n_stages, wire.size, experts, top, width, heads)
     picks = torch.Generator().manual_seed(1_000_003 * seed + stage)
     if phase == "attn":
         first = nn.Identity() if stage else Embedding(width, seq)
-        return _filled(Attend(width, heads, experts, top, first), picks).to(dtype)
+        return _filled(Attend(width, heads, dropout, experts, top, first), picks).to(dtype)
     if phase == "disp":
         return Dispatch(wire)
     if phase == "mlp":
         every = [_filled(_expert(width), picks) for _ in range(experts)]
-        here = experts // wire.size
+        here, rank = experts // wire.size, 0 if group is None else group.rank()
         return Experts(every[rank * here : (rank + 1) * here]).to(dtype)
     last = Head(width) if stage == n_stages - 1 else nn.Identity()
     return _filled(Combine(wire, last), picks).to(dtype)
+
+
+def batch(
+    step: int, size: int, *, seq: int = 32, seed: int = 0, data: str | None = None
+) -> tuple[Tensor, Tensor]:
+    """Batches of text, of shorter sequences than usual."""
+    return text.batch(step, size, seq=seq, seed=seed, data=data)
+
+
+def _refuse_odd(n_stages: int, ranks: int, experts: int, top: int, width: int, heads: int) -> None:
+    if n_stages % len(PHASES):
+        raise UsageError(
+            f"this model has {len(PHASES)} stages a layer ({', '.join(PHASES)}), but the schedule "
+            f"has {n_stages} stages; take moe-pair, or another --model"
+        )
+    if experts % ranks:
+        raise UsageError(f"{experts} experts cannot be shared evenly by {ranks} replicas")
+    if not 1 <= top <= experts:
+        raise UsageError(f"top is {top}; it must be 1 to {experts}, the number of experts")
+    if width % heads:
+        raise UsageError(f"the width {width} is no multiple of the {heads} heads")
 
 
 def _expert(width: int) -> nn.Module:
@@ -176,92 +205,3 @@ def _filled(module: nn.Module, picks: torch.Generator) -> nn.Module:
         if isinstance(layer, nn.Linear) and layer.bias is not None:
             nn.init.zeros_(layer.bias)
     return module
-
-
-def synchronise(stages: Mapping[int, nn.Module], group: Any) -> None:
-    """Makes the gradients those of the mean loss over the ranks of a group.
-
-    What every rank has a copy of is averaged; an expert has met the rows of all ranks already.
-    """
-    if group is None:
-        return
-    for module in stages.values():
-        for parameter in module.parameters():
-            if parameter.grad is not None:
-                if not isinstance(module, Experts):
-                    group.allreduce([parameter.grad]).wait()
-                parameter.grad /= group.size()
-
-
-# --- python -m hocket.demo.moe ------------------------------------------------------------------
-
-
-class Trained(NamedTuple):
-    """The loss of this rank before each step, seconds a step, the measured timeline of the last."""
-
-    losses: list[float]
-    seconds: float
-    timeline: Timeline
-
-
-def train(
-    rank: int, group: Any, *, order: str = "deepseek", threads: bool = True, layers: int = 2,
-    m: int = 4, steps: int = 4, slow: float = 0.0, dtype: torch.dtype = torch.float32,
-) -> Trained:  # fmt: skip
-    """Trains on batches of this rank's own, in the order of `moe-pair`.
-
-    threads: a thread for each of the two queues; otherwise everything in one.
-    """
-    schedule = build_schedule("moe-pair", p=1, m=m, layers=layers, order=order)
-    n = schedule.placement.n_stages
-    stages = {s: build(s, n, rank=rank, group=group, slow=slow, dtype=dtype) for s in range(n)}
-    pipe = Pipeline(schedule, stages, loss)
-    if threads:
-        pipe._training = pipe._bind(pipe.lowered, pipe._stages, True, QueueExecution)
-    parameters = [p for module in stages.values() for p in module.parameters()]
-    optimiser = torch.optim.Adam(parameters, lr=3e-3)
-    losses, start = [], time.perf_counter()
-    for step in range(steps):
-        losses.append(float(pipe.step(*batch(step, 2 * m, seq=32, seed=rank))))
-        synchronise(stages, group)
-        optimiser.step()
-        optimiser.zero_grad()
-    seconds = (time.perf_counter() - start) / steps
-    found = Trained(losses, seconds, pipe.gather_timeline())
-    pipe.close()
-    return found
-
-
-def _process(rank: int, args: argparse.Namespace, folder: str) -> None:
-    torch.set_num_threads(1)
-    store = dist.PrefixStore("experts", dist.FileStore(f"{folder}/store", args.ranks))
-    group = dist.ProcessGroupGloo(store, rank, args.ranks, timedelta(seconds=60))
-    options = {"layers": args.layers, "m": args.m, "steps": args.steps, "slow": args.slow / 1e3}
-    if rank == 0:
-        print(f"{args.ranks} ranks, {args.layers} layers, {args.m} microbatches; rank 0:")
-    for order, threads in (("serial", False), *((order, True) for order in args.order)):
-        made = train(rank, group, order=order, threads=threads, **options)
-        if rank == 0:
-            first, last = made.losses[0], made.losses[-1]
-            how = "two threads" if threads else "one thread"
-            print(f"{order:9} {how:12} loss {first:.6f} to {last:.6f}, "
-                  f"{1e3 * made.seconds:.1f} ms a step")  # fmt: skip
-
-
-def main(argv: list[str] | None = None) -> int:
-    """Trains the same model in several orders of its phases."""
-    parser = argparse.ArgumentParser(prog="python -m hocket.demo.moe", description=main.__doc__)
-    parser.add_argument("--ranks", type=int, default=2, help="processes that share the 4 experts")
-    parser.add_argument("--layers", type=int, default=2)
-    parser.add_argument("-m", type=int, default=4, help="microbatches of two sequences")
-    parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--slow", type=float, default=0, help="ms by which a message takes longer")
-    parser.add_argument("--order", nargs="*", default=["serial", "naive", "ring", "deepseek"])
-    args = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        spawn(_process, (args, folder), args.ranks)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -85,10 +85,6 @@ def _as_a_rank(
 ) -> dict[str, Any] | None:
     """Runs `work` in this process, one of those that torchrun or the like has started."""
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    if world != settings.nproc:
-        raise UsageError(
-            f"the launcher started {world} processes, but the schedule has {settings.nproc} ranks"
-        )
     join_group(rank, world, "env://", settings.timeout, settings.device)
     return work(progress.step, settings)
 
@@ -148,7 +144,8 @@ def train(tell: Tell, settings: Settings) -> dict[str, Any] | None:
         "m": settings.sequences,
         "slices": settings.schedule.placement.slices,
         "replicas": settings.replicas,
-        "one_after_the_other": trainer.pipeline.is_in_turn,
+        "queues": len(settings.schedule.queues),
+        "dispatch": trainer.pipeline.dispatch,
         "steps": settings.steps,
         "batch": settings.batch,
         "model": settings.model,
@@ -177,18 +174,20 @@ def _print_run(result: dict[str, Any], as_json: bool) -> None:
         return
     source = result["costs"] or "the mean times of its own actions"
     cut = f" in {result['slices']} slices" if result["slices"] > 1 else ""
+    cut += f", the first of {result['replicas']} replicas" if result["replicas"] > 1 else ""
     print(
         f"\n{result['schedule']}  p={result['p']} m={result['m']}{cut}; the median one of the last "
         f"{result['steps_compared']} steps, predicted from {source}"
     )
     print(comparison_text(result))
-    if result["model"] != SLEEP and result["device"] == "cpu" and result["cores"] < result["p"]:
+    ranks = result["p"] * result["replicas"]
+    if result["model"] != SLEEP and result["device"] == "cpu" and result["cores"] < ranks:
         print(
-            f"\n{result['p']} ranks share {result['cores']} cores here: actions take longer while "
+            f"\n{ranks} ranks share {result['cores']} cores here: actions take longer while "
             f"others run. For the schedule alone: --model {SLEEP}"
         )
-    if result["one_after_the_other"]:
-        print("\nIts ranks have several queues; --dispatch queues runs them side by side.")
+    if result["queues"] > result["p"] and result["dispatch"] != "queues":
+        print("\nThe queues of a rank ran one after the other; --dispatch queues is side by side.")
     if result["trace"]:
         print(f"\ntrace: {result['trace']} (predicted and measured; open it at ui.perfetto.dev)")
 

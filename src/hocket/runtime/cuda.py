@@ -1,12 +1,15 @@
-"""What differs on CUDA: events instead of clocks, and NCCL. UNTESTED: written without a GPU.
+"""What differs on CUDA: events instead of clocks, streams, NCCL. UNTESTED: written without a GPU.
 
 NCCL has no tags, so a wire has a communicator for each directed pair of ranks: a transfer that
 waits holds up only those behind it on the same edge, on a stream of its own. What changes rarely
-(specs, losses, shared gradients) goes over a gloo group beside it. Imports transport and execute.
+(specs, losses, shared gradients) goes over a gloo group beside it. Imports transport, execute,
+queues.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from datetime import timedelta
 from itertools import pairwise
 from time import perf_counter_ns
@@ -15,10 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.ir import Placement
+from hocket.ir import Kind, Placement
 from hocket.runtime.execute import Execution, Parts
-from hocket.runtime.program import Program
+from hocket.runtime.program import Program, Role
+from hocket.runtime.queues import QueueExecution
 from hocket.runtime.transport import LINE, Wire
+from hocket.runtime.values import tensors_of
 
 
 class NcclWire(Wire):
@@ -77,6 +82,66 @@ class EventExecution(Execution):
             self.times.append(perf_counter_ns())
         torch.cuda.synchronize()
         self.times = [self.start + int(first.elapsed_time(e) * 1e6) for e in self.events]
+
+
+class StreamExecution(QueueExecution):
+    """Queues on streams of their own, which wait for each other on the device. UNTESTED."""
+
+    def __init__(self, program: Program, parts: Parts, wire: Any = None) -> None:
+        super().__init__(program, parts, wire)
+        self.device = torch.cuda.current_device()
+        self.streams = [torch.cuda.Stream() for _ in self.lines]
+        self.marks: dict[int, Any] = {}
+        self.events: dict[int, tuple[Any, Any]] = {}
+
+    def run(self) -> None:
+        """Runs all queues, and waits for the device at the end."""
+        self.marks, self.events = {}, {}
+        torch.cuda.synchronize()
+        zero, first = perf_counter_ns(), _event()
+        super().run()
+        torch.cuda.synchronize()
+        for i, (begin, end) in self.events.items():
+            self.begins[i] = zero + int(first.elapsed_time(begin) * 1e6)
+            self.ends[i] = zero + int(first.elapsed_time(end) * 1e6)
+
+    @contextmanager
+    def _stream(self, line: int) -> Generator[None]:
+        with torch.cuda.device(self.device), torch.cuda.stream(self.streams[line]):
+            yield
+
+    def _met(self, needs: tuple[int, ...]) -> bool:
+        met = super()._met(needs)
+        for action in needs if met else ():
+            torch.cuda.current_stream().wait_event(self.marks[action])
+        return met
+
+    def _mark(self, action: int) -> None:
+        self.marks[action] = _event()
+        super()._mark(action)
+
+    def _entry(self, i: int) -> None:
+        begin = _event()
+        super()._entry(i)
+        self.events[i] = (begin, _event())
+        if self.program.entries[i].role is Role.HAND:
+            self._lend(i)
+
+    def _lend(self, i: int) -> None:
+        """Keeps the memory of what was handed on from being used again too early."""
+        kind, stage, mb = self.program.action(self.program.entries[i])
+        stages = self.parts.stages
+        forward = kind == Kind.F
+        given = stages[stage + 1].inputs[mb] if forward else stages[stage - 1].gradients[mb]
+        for tensor in tensors_of(given):
+            for stream in self.streams:
+                tensor.record_stream(stream)
+
+
+ON_DEVICE: Mapping[Callable, Callable] = {
+    Execution: EventExecution, QueueExecution: StreamExecution,
+}  # fmt: skip
+"""What runs on CUDA in place of what runs on the CPU."""
 
 
 def _event() -> Any:

@@ -1,7 +1,7 @@
-"""Two other ways to dispatch the same order: gate before the action, or take what is ready.
+"""The ways to dispatch an order, and two of them: gate before the action, or take what is ready.
 
 The plain way is `Execution.run`: a receive is waited for where its consumer stands. Here, threads
-wait for the messages and mark them as arrived. Imports execute, program, transport.
+wait for the messages and mark them as arrived. Imports execute, queues, program, transport.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from time import monotonic, perf_counter_ns
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hocket.deps import EFFECTS
-from hocket.ir import Kind
+from hocket.ir import Kind, Schedule
 from hocket.runtime.execute import Execution, Parts
 from hocket.runtime.program import Entry, Program, Role
+from hocket.runtime.queues import QueueExecution, side_by_side, waiting
 from hocket.runtime.transport import Wire
 
 WINDOW = 8  # computing actions that the experiment looks ahead
@@ -106,7 +106,7 @@ class ReadyExecution(Execution):
     """
 
     def __init__(self, program: Program, parts: Parts, wire: WatchedWire | None) -> None:
-        super().__init__(_waiting(program), parts, wire)
+        super().__init__(waiting(program), parts, wire)
         self.watched = wire
         self.units, self.rest = _units(self.program)
         levels = np.cumsum([u.flight for u in self.units])
@@ -182,14 +182,6 @@ class ReadyExecution(Execution):
         return True
 
 
-def _waiting(program: Program) -> Program:
-    """The program with every send waited for: out of order, none is known to be complete."""
-    entries = tuple(
-        e._replace(role=Role.RELEASE) if e.role is Role.FREE else e for e in program.entries
-    )
-    return replace(program, entries=entries)
-
-
 def _units(program: Program) -> tuple[list[Unit], tuple[int, ...]]:
     """A program cut into units, and what comes after the last one: all sends are waited for."""
     post_of = {e.action: i for i, e in enumerate(program.entries) if e.role is Role.POST}
@@ -223,5 +215,11 @@ DISPATCH: dict[str, tuple[type[Wire], Callable[[Program, Parts, Any], Execution]
     "receive": (Wire, Execution),
     "gate": (WatchedWire, Execution),
     "ready": (WatchedWire, ReadyExecution),
+    "queues": (Wire, QueueExecution),
 }
 """Name of a way to dispatch: the wire and the execution it uses."""
+
+
+def usual(schedule: Schedule) -> str:
+    """The way to dispatch that is taken where none is asked for."""
+    return "queues" if side_by_side(schedule) else "receive"

@@ -10,7 +10,7 @@ import json
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from hocket.deps import PARTNER
@@ -42,8 +42,11 @@ class Place(NamedTuple):
         return f"in {self.action}, waiting for {action} of rank {rank}"
 
 
-def place(program: Program, entry: Entry | None) -> Place:
-    """Where a rank is that runs this entry; None: after the last one."""
+def place(program: Program, entry: Entry | None, names: Sequence[int]) -> Place:
+    """Where a rank is that runs this entry; None: after the last one.
+
+    names: the number of each rank of the schedule among all processes.
+    """
     if entry is None:
         return Place("the end of the step")
     action = program.action(entry)
@@ -51,7 +54,7 @@ def place(program: Program, entry: Entry | None) -> Place:
         return Place(str(action))
     kind, offset = PARTNER[action.kind]
     partner = f"{action.stage + offset}{kind.name}{action.mb}"
-    peer = program.peer[entry.action]
+    peer = names[program.peer[entry.action]]
     waits_for = (peer, partner) if entry.role in (Role.WAIT, Role.RELEASE) else None
     label = _consumer(program, entry) if entry.role is Role.WAIT else str(action)
     return Place(label, waits_for, peer)
@@ -159,7 +162,7 @@ def failure(
 ) -> RunError:
     """The error to raise on this rank: it names the first rank that failed, where and why."""
     grace = 0.0
-    if communicating and not _timed_out(error):
+    if (communicating or _cut_off(error)) and not _timed_out(error):
         grace = LONG_GRACE if at.peer is None else GRACE
     record = board.failed(grace)
     if record is None:
@@ -183,6 +186,12 @@ def _record(
         text = f"{who} is gone (killed?): rank {rank} was {at}, when the connection broke"
         return {"rank": culprit, "action": action, "text": text, "told_by": rank}
     return _hang(rank, at, board)
+
+
+def _cut_off(error: BaseException) -> bool:
+    """Whether a message of the stage's own failed, such as an all-to-all."""
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and ("connection" in text or "broken pipe" in text)
 
 
 def _timed_out(error: BaseException) -> bool:

@@ -81,7 +81,10 @@ def _add_common(parser: argparse.ArgumentParser, steps: int) -> None:
     )  # fmt: skip
     add("--steps", type=int, default=steps, metavar="N", help=f"training steps (default: {steps})")
     add("--lr", type=float, default=1e-3, help="learning rate of Adam (default: 0.001)")
-    add("--batch", type=int, metavar="N", help="sequences a step and replica (default: 2 a microbatch)")
+    add(
+        "--batch", type=int, metavar="N",
+        help="sequences a step, of each replica (default: 2 a microbatch)",
+    )  # fmt: skip
     add("--seed", type=int, default=0, help="of weights, batches and dropout (default: 0)")
     add(
         "--dispatch", choices=DISPATCH,
@@ -115,12 +118,12 @@ def settings_from(args: argparse.Namespace) -> Settings:
     schedule = args.schedule
     p, m = schedule.p, schedule.placement.m // schedule.placement.slices
     model = args.model or (MOE if has_phases(schedule.placement) else DEMO)
-    nproc = _processes(p, model) if args.nproc is None else args.nproc
+    nproc = _processes(p, model, args.nproc)
     batch = 2 * m if args.batch is None else args.batch
     if nproc < 1 or nproc % p:
         raise UsageError(
-            f"--nproc is {nproc}, but the schedule has {p} ranks; give --nproc {p} or leave it "
-            f"out, or a multiple of {p} for replicas"
+            f"--nproc is {nproc}, but the schedule has {p} rank{'s' * (p > 1)}; give a multiple "
+            f"of {p} or leave it out"
         )
     if args.steps < 1:
         raise UsageError(f"--steps is {args.steps}; it must be 1 or more")
@@ -136,10 +139,18 @@ def settings_from(args: argparse.Namespace) -> Settings:
     )  # fmt: skip
 
 
-def _processes(p: int, model: str) -> int:
-    """Those that torchrun or the like has started; else one for each rank of each replica."""
+def _processes(p: int, model: str, asked: int | None) -> int:
+    """How many processes: those that torchrun or the like has started, or as asked for."""
     if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        return int(os.environ["WORLD_SIZE"])
+        world = int(os.environ["WORLD_SIZE"])
+        if world % p or asked not in (None, world):
+            raise UsageError(
+                f"the launcher started {world} processes, but "
+                + (f"--nproc is {asked}" if asked else f"the schedule has {p} ranks")
+            )
+        return world
+    if asked is not None:
+        return asked
     return 2 * p if model == MOE else p
 
 

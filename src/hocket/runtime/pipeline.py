@@ -24,9 +24,9 @@ from hocket.lower.receives import defer_receives, place_receives
 from hocket.lower.slots import forwards_first
 from hocket.runtime import split, verify
 from hocket.runtime.carry import check_carries
-from hocket.runtime.cuda import EventExecution, NcclWire
+from hocket.runtime.cuda import ON_DEVICE, NcclWire
 from hocket.runtime.data import microbatches, shares
-from hocket.runtime.dispatch import DISPATCH
+from hocket.runtime.dispatch import DISPATCH, usual
 from hocket.runtime.execute import Execution, Parts
 from hocket.runtime.failure import STAY, Board, Place, Silence, Watch, failure, place
 from hocket.runtime.measure import host, timeline
@@ -49,14 +49,19 @@ class Pipeline:
     the rank of its last stage; a mean over its rows. group: the process group of the pipeline, in
     which rank r is rank r of the schedule (left out: the default group; none for one rank).
     dispatch: "receive" waits for a message where its consumer stands, "gate" lets threads wait and
-    starts an action once it is ready, "ready" takes actions out of order. verify: compare the
+    starts an action once it is ready, "ready" takes actions out of order; these run the queues of
+    a rank one after the other. "queues" runs each in a thread of its own, and is what is taken
+    where ranks have several and nothing is asked for (else "receive"). verify: compare the
     first step with the unpipelined model. timeout: seconds that one message may take.
-    data_parallel: the process group of this rank's replicas; gradients become their mean. tied:
+    data_parallel: the process group of this rank's replicas; gradients become their mean (one of
+    a parameter with `allreduce = False`, which only this replica has, is divided by their number:
+    it must have met the rows of all). tied:
     groups of (stage, parameter name) that share one weight; their gradients are summed. seed: give
     every layer of every microbatch random numbers of its own, so that dropout does not depend on
-    schedule or placement. store: where ranks leave word of a failure (left out: the default
-    group's store). A module may bring its own split of the backward: a method `split_plan` that
-    returns what `hocket.runtime.split.prepare` returns. `split_plans` tells, by stage, whose
+    schedule or placement; a module with `draws = False` says that it needs none, others take
+    turns where queues run side by side. store: where ranks leave word of a failure (left out: the
+    default group's store). A module may bring its own split of the backward: a method `split_plan`
+    that returns what `hocket.runtime.split.prepare` returns. `split_plans` tells, by stage, whose
     gradients are put off to W and whose are not, and why (`print(pipe.split_plans[0])`).
 
     Raises: ScheduleError, RunError when the schedule cannot run or the ranks do not fit together.
@@ -70,7 +75,7 @@ class Pipeline:
         *,
         group: Any = None,
         device: torch.device | str | None = None,
-        dispatch: str = "receive",
+        dispatch: str | None = None,
         verify: bool = False,
         timeout: float = 60.0,
         data_parallel: Any = None,
@@ -78,6 +83,7 @@ class Pipeline:
         seed: int | None = None,
         store: Any = None,
     ) -> None:
+        dispatch = usual(schedule) if dispatch is None else dispatch
         if dispatch not in DISPATCH:
             raise UsageError(
                 f"there is no dispatch {dispatch!r}; choose from {', '.join(DISPATCH)}"
@@ -86,11 +92,12 @@ class Pipeline:
         self.device = _device(device, stages)
         make_wire, self._execute = DISPATCH[dispatch]
         self.rank, self.size, self.wire = _wire(group, schedule, timeout, self.device, make_wire)
-        self._timeout = timeout
+        self._timeout, self.dispatch = timeout, dispatch
         self._replicas, self._verify_first = data_parallel, verify
+        self._names = _names(group, self.size, data_parallel)
         self._keys = None if seed is None else Keys(seed, self.device)
         tied = [[(int(s), n) for s, n in names] for names in tied or ()]
-        first_layer = self._meet(store, {"tied": tied, "seed": seed})
+        first_layer = self._meet(store, {"tied": tied, "seed": seed, "dispatch": dispatch})
         m = schedule.m
         self.split_plans = {s: _plan(self.modules[s]) for s in self._split & set(self.modules)}
         for s, plan in self.split_plans.items():
@@ -102,6 +109,8 @@ class Pipeline:
         if self._keys is not None:
             for s, stage in self._stages.items():
                 stage.keys = self._keys.attach(stage.module, first_layer[s])
+            if dispatch == "queues":
+                _warn_if_in_turn(schedule, self.rank, self._stages)
         self._training = None
         if not schedule.is_forward_only:
             self._training = self._bind(self.lowered, self._stages, True, self._execute)
@@ -117,7 +126,8 @@ class Pipeline:
         self._broken = ""
         groups = [data_parallel, None if self.wire is None else self.wire.group]
         self._break = partial(_break, [group for group in groups if group is not None])
-        self._watch = Watch(self, self._board, self.rank, min(timeout / 6, 5.0), self._break)
+        own = self._names[self.rank]
+        self._watch = Watch(self, self._board, own, min(timeout / 6, 5.0), self._break)
         self._watch.where = _where(self)
         if self.wire is not None:
             weakref.finalize(self, self.wire.close)
@@ -155,10 +165,11 @@ class Pipeline:
             if error is not None and all(s["problem"] == words["problem"] for s in said):
                 raise error from None
             raise
-        if store is None and self.wire is not None and torch.distributed.is_initialized():
+        alone = self.wire is None and self._replicas is None
+        if store is None and not alone and torch.distributed.is_initialized():
             store = torch.distributed.distributed_c10d._get_default_store()
-        prefix = f"hocket/{said[0]['token']}"
-        self._board = Silence() if store is None else Board(store, prefix)
+        token = _of_first_replica(said[0]["token"], self._replicas, self._timeout)
+        self._board = Silence() if store is None else Board(store, f"hocket/{token}")
         self._hosts = [s["host"] for s in said]
         counts = {int(s): n for words in said for s, n in words["layers"].items()}
         return {s: sum(counts[i] for i in range(s)) for s in counts}
@@ -197,8 +208,8 @@ class Pipeline:
                 down[s] = Downstream(self.wire, s, n, m, _peers(lowered, s + 1))
                 up[s] = Upstream(self.wire, s - 1, n, m, _peers(lowered, s - 1))
         parts = Parts(stages, down, up, first, last, training)
-        if self.device.type == "cuda" and execute is DISPATCH["receive"][1]:
-            execute = EventExecution
+        if self.device.type == "cuda":
+            execute = ON_DEVICE.get(execute, execute)
         return execute(programs(lowered, [self.rank])[0], parts, self.wire)
 
     # --- running ----------------------------------------------------------------------------
@@ -404,9 +415,11 @@ class Pipeline:
             return call()
         except BaseException as error:
             at, communicating = self._at(error)
-            failed = failure(error, self.rank, at, communicating, self._board)
+            failed = failure(error, self._names[self.rank], at, communicating, self._board)
             self._broken = str(failed)
             self._break()
+            if self._running is not None:
+                self._running.end()
             if not self._board.gone:
                 time.sleep(STAY)
             if not isinstance(error, Exception):
@@ -420,7 +433,7 @@ class Pipeline:
         if running is None:
             return Place(self._phase), foreign and not self._phase.startswith("the start")
         entry = running.current
-        return place(running.program, entry), (
+        return place(running.program, entry, self._names), (
             foreign and entry is not None and entry.role not in (Role.RUN, Role.HAND)
         )
 
@@ -466,6 +479,22 @@ def _warn_if_whole(stage: int, module: nn.Module, plan: Any) -> None:
     )
 
 
+def _warn_if_in_turn(schedule: Schedule, rank: int, stages: Mapping[int, Stage]) -> None:
+    """Says that stages of several queues may draw random numbers, and so never run together."""
+    first: dict[str, int] = {}
+    for path in schedule.placement.paths:
+        for s, queue in enumerate(path):
+            if queue.rank == rank and stages[s].keys is not None:
+                first.setdefault(str(queue), s)
+    if len(first) > 1:
+        (one, a), (two, b) = list(first.items())[:2]
+        warnings.warn(
+            f"stage {a} on queue {one} and stage {b} on queue {two} may both draw random numbers, "
+            "from one generator, so they take turns; a module that draws none says draws = False",
+            stacklevel=3,
+        )
+
+
 def _split_stages(schedule: Schedule) -> set[int]:
     """The stages that have an I somewhere."""
     split_ = kinds_of(schedule.codes) == Kind.I
@@ -502,9 +531,10 @@ def _where(pipeline: Pipeline) -> Callable[[], tuple[Any, Place] | None]:
     def where() -> tuple[Any, Place] | None:
         pipe = reference()
         running = None if pipe is None else pipe._running
-        if running is None:
+        if pipe is None or running is None:
             return None
-        return (id(running.times), len(running.times)), place(running.program, running.current)
+        at = place(running.program, running.current, pipe._names)
+        return (id(running.times), len(running.times)), at
 
     return where
 
@@ -514,6 +544,30 @@ def _device(device: torch.device | str | None, stages: Mapping[int, nn.Module]) 
         return torch.device(device)
     first = next((p for module in stages.values() for p in module.parameters()), None)
     return torch.device("cpu") if first is None else first.device
+
+
+def _names(group: Any, size: int, replicas: Any) -> list[int]:
+    """The number of each rank of a pipeline among all processes, for what is said of failures."""
+    if isinstance(group, torch.distributed.ProcessGroup):
+        return torch.distributed.get_process_group_ranks(group)
+    first = 0 if replicas is None else replicas.rank() * size
+    return list(range(first, first + size))
+
+
+def _of_first_replica(token: str, replicas: Any, timeout: float) -> str:
+    """The token of the first replica, so that all of them look at one board; collective.
+
+    Over NCCL each replica keeps its own.
+    """
+    if replicas is None or _is_nccl(replicas):
+        return token
+    wire = Wire(replicas, timeout, torch.device("cpu"))
+    return exchange(wire, replicas.size(), token.encode())[0].decode()
+
+
+def _is_nccl(group: Any) -> bool:
+    made = isinstance(group, torch.distributed.ProcessGroup)
+    return made and torch.distributed.get_backend(group) == "nccl"
 
 
 def _wire(
@@ -531,8 +585,8 @@ def _wire(
     rank, size, backend = group.rank(), group.size(), group
     if size == 1:
         return 0, 1, None
+    if _is_nccl(group):
+        return rank, size, NcclWire(group, timeout, device, schedule.placement)
     if isinstance(group, torch.distributed.ProcessGroup):
-        if torch.distributed.get_backend(group) == "nccl":
-            return rank, size, NcclWire(group, timeout, device, schedule.placement)
         backend = group._get_backend(torch.device("cpu"))
     return rank, size, make(backend, timeout, device)

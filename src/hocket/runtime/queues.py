@@ -1,97 +1,164 @@
 """A rank's queues at the same time: one thread for each, which waits for what the others make.
 
-For ranks that exchange no messages of the pipeline (p = 1): what their stages send, such as the
-all-to-all of experts, is the stages' own. Imports execute, program.
+Imports execute, program, graph.
 """
 
 from __future__ import annotations
 
 import threading
-from time import perf_counter_ns
+from collections.abc import Callable, Generator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from time import monotonic, perf_counter_ns
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
 from hocket.errors import RunError
+from hocket.graph import graph
+from hocket.ir import Kind, Schedule
 from hocket.runtime.execute import Execution, Parts
 from hocket.runtime.program import Entry, Program, Role
 
+PATIENCE = 5.0  # seconds that the other threads get to end once one has failed
+
 
 class _Unit(NamedTuple):
-    """One action: the entries that belong to it, and the actions of other queues it waits for."""
+    """Entries that run together, and what they need.
+
+    action: what is marked as done after them; `needs` are actions of the rank's other queues,
+    `awaited` says that one of those needs this one.
+    """
 
     action: int
-    entries: tuple[int, ...]
+    entries: list[int]
     needs: tuple[int, ...]
+    awaited: bool
 
 
 class QueueExecution(Execution):
     """Runs every queue of the rank in a thread of its own, each in its own order.
 
-    Raises: RunError where the program holds messages between ranks.
+    A send or receive runs in the thread of the queue on which it stands. Threads get the modes of
+    gradients and autocast of the caller; everything else that belongs to a thread, such as hooks
+    of saved tensors, stays with it.
+
+    Raises: RunError for a stage on two queues of its rank; where a transport without tags would
+    have to take messages from two queues.
     """
 
     def __init__(self, program: Program, parts: Parts, wire: Any = None) -> None:
-        super().__init__(program, parts)
-        if any(entry.role not in (Role.RUN, Role.HAND) for entry in program.entries):
-            raise RunError("queues run at the same time only on ranks without messages: give p=1")
-        self.lines = _lines(program)
+        super().__init__(waiting(program), parts, wire)
+        found = _stage_on_two(program.schedule)
+        if found is not None:
+            raise RunError(
+                f"stage {found[1]} of rank {found[0]} is on the queues {found[2]}, and a stage "
+                'runs in one thread; give dispatch="receive"'
+            )
+        self.lines = _lines(self.program)
+        if wire is not None and not wire.tagged:
+            _refuse_mixed(self.program)
+        self.begins: list[int] = []
+        self.ends: list[int] = []
         self._changed = threading.Condition()
         self._done: set[int] = set()
-        self._failed: list[tuple[int, BaseException]] = []
+        self._left = 0
+        self._failed: list[tuple[Entry | None, BaseException]] = []
+        self._threads: list[threading.Thread] = []
 
     def run(self) -> None:
-        """Runs all queues; the first one in this thread. An exception in any of them ends all."""
+        """Runs all queues; returns when all are through, or raises what the first failed with.
+
+        After a failure the others may still wait for a message: break the connections, then `end`.
+        """
         n = len(self.calls)
         self.begins, self.ends = [0] * n, [0] * n
-        self.times, self._done, self._failed = [], set(), []
+        self.times, self._done, self._failed, self._threads = [], set(), [], []
+        self._left = len(self.lines)
         self.start = perf_counter_ns()
-        mode = torch.is_grad_enabled()
-        threads = [
-            threading.Thread(target=self._line, args=(line, mode), daemon=True)
-            for line in self.lines[1:]
-        ]
-        for thread in threads:
-            thread.start()
-        for line in self.lines[:1]:
-            self._line(line, mode)
-        for thread in threads:
-            thread.join()
+        if len(self.lines) == 1:
+            self._line(0)
+        elif self.lines:
+            self._side_by_side()
         if self._failed:
             raise self._failed[0][1]
 
-    def _line(self, line: list[_Unit], mode: bool) -> None:
-        """One queue, in order; the mode of gradients belongs to a thread."""
-        with torch.set_grad_enabled(mode):
-            for unit in line:
-                with self._changed:
-                    self._changed.wait_for(lambda u=unit: self._ready(u))
-                    if self._failed:
-                        return
-                for i in unit.entries:
-                    if not self._entry(i):
-                        return
-                with self._changed:
-                    self._done.add(unit.action)
-                    self._changed.notify_all()
+    def _side_by_side(self) -> None:
+        modes = _modes()
 
-    def _ready(self, unit: _Unit) -> bool:
-        return bool(self._failed) or self._done.issuperset(unit.needs)
+        def thread(line: int) -> None:
+            with modes():
+                self._line(line)
 
-    def _entry(self, i: int) -> bool:
+        self._threads = [
+            threading.Thread(target=thread, args=(q,), name=f"hocket-queue-{q}", daemon=True)
+            for q in range(len(self.lines))
+        ]
+        for t in self._threads:
+            t.start()
+        try:
+            with self._changed:
+                self._changed.wait_for(lambda: self._failed or not self._left)
+        except BaseException as error:  # Ctrl-C
+            self._fail(None, error)
+        if not self._failed:
+            self.end()
+
+    def end(self) -> None:
+        """Waits for the threads to end, some seconds at most."""
+        until = monotonic() + PATIENCE
+        for thread in self._threads:
+            thread.join(max(until - monotonic(), 0.0))
+
+    def _line(self, line: int) -> None:
+        """One queue, in order, up to the first failure anywhere."""
+        i = None
+        try:
+            with self._stream(line):
+                for unit in self.lines[line]:
+                    if self._failed or not self._met(unit.needs):
+                        return
+                    for i in unit.entries:
+                        self._entry(i)
+                    i = None
+                    if unit.awaited:
+                        self._mark(unit.action)
+        except BaseException as error:
+            self._fail(i, error)
+            return
+        with self._changed:
+            self._left -= 1
+            self._changed.notify_all()
+
+    @contextmanager
+    def _stream(self, line: int) -> Generator[None]:
+        """What is around all that one queue runs."""
+        yield
+
+    def _met(self, needs: tuple[int, ...]) -> bool:
+        """Waits until these actions are done; False where they never will be."""
+        if needs:
+            with self._changed:
+                self._changed.wait_for(lambda: self._failed or self._done.issuperset(needs))
+        return not self._failed
+
+    def _mark(self, action: int) -> None:
+        with self._changed:
+            self._done.add(action)
+            self._changed.notify_all()
+
+    def _fail(self, i: int | None, error: BaseException) -> None:
+        with self._changed:
+            self._failed.append((None if i is None else self.program.entries[i], error))
+            self._changed.notify_all()
+
+    def _entry(self, i: int) -> None:
         call, mb = self.calls[i]
         self.begins[i] = perf_counter_ns()
-        try:
-            call(mb)
-        except BaseException as error:
-            with self._changed:
-                self._failed.append((i, error))
-                self._changed.notify_all()
-            return False
-        self.ends[i] = perf_counter_ns()
-        self.times.append(self.ends[i])
-        return True
+        call(mb)
+        self.ends[i] = end = perf_counter_ns()
+        self.times.append(end)
 
     @property
     def spans(self) -> np.ndarray:
@@ -100,24 +167,125 @@ class QueueExecution(Execution):
 
     @property
     def current(self) -> Entry | None:
-        """The entry that failed, or the first that has not ended."""
+        """The entry that failed; else one that runs now, rather than one that waits."""
         if self._failed:
-            return self.program.entries[self._failed[0][0]]
-        left = (i for i, end in enumerate(self.ends) if not end)
-        return next((self.program.entries[i] for i in left), None)
+            return self._failed[0][0]
+        entries = self.program.entries
+        open_ = [e for e, a, b in zip(entries, self.begins, self.ends, strict=True) if a and not b]
+        open_.sort(key=lambda e: e.role in (Role.WAIT, Role.RELEASE))
+        return open_[0] if open_ else None
+
+
+def waiting(program: Program) -> Program:
+    """The program with every send waited for.
+
+    What a program says of sends that are surely complete holds where all ranks run theirs in order.
+    """
+    entries = tuple(
+        e._replace(role=Role.RELEASE) if e.role is Role.FREE else e for e in program.entries
+    )
+    return replace(program, entries=entries)
+
+
+def side_by_side(schedule: Schedule) -> bool:
+    """True when some rank has several queues, and a thread each can run them all."""
+    several = len(schedule.queues) > len({queue.rank for queue in schedule.queues})
+    return several and _stage_on_two(schedule) is None
+
+
+def _stage_on_two(schedule: Schedule) -> tuple[int, int, str] | None:
+    """A rank, a stage and the queues of the rank that this stage is on, if there are several."""
+    home: dict[tuple[int, int], set[str]] = {}
+    for path in schedule.placement.paths:
+        for stage, queue in enumerate(path):
+            home.setdefault((queue.rank, stage), set()).add(str(queue))
+    several = (item for item in home.items() if len(item[1]) > 1)
+    return next(((r, s, " and ".join(sorted(names))) for (r, s), names in several), None)
 
 
 def _lines(program: Program) -> list[list[_Unit]]:
-    """The units of each queue of the rank, in its order."""
+    """The units of each queue of the rank, in its order.
+
+    A wait belongs to the computation that it stands before.
+    """
     s = program.schedule
     queue = s.queue_of_slot[s.slot_of_action].tolist()
-    entries: dict[int, list[int]] = {}
-    for i, entry in enumerate(program.entries):
-        entries.setdefault(entry.action, []).append(i)
+    needs = _needs(program, queue)
+    awaited = {a for found in needs.values() for a in found}
     lines: dict[int, list[_Unit]] = {
         q: [] for q, name in enumerate(s.queues) if name.rank == program.rank
     }
-    for action, own in entries.items():
-        others = [a for a in program.local.get(action, ()) if queue[a] != queue[action]]
-        lines[queue[action]].append(_Unit(action, tuple(own), tuple(others)))
+    waits: list[int] = []
+    for i, (role, action) in enumerate(program.entries):
+        line = lines[queue[action]]
+        if role is Role.WAIT:
+            waits.append(i)
+        elif role is Role.HAND:
+            line[-1].entries.append(i)
+        elif role is Role.RELEASE:
+            line.append(_Unit(action, [i], (), awaited=False))
+        else:
+            before, waits = (waits, []) if role is Role.RUN else ([], waits)
+            found = tuple(needs.get(action, ()))
+            line.append(_Unit(action, [*before, i], found, action in awaited))
     return [line for line in lines.values() if line]
+
+
+def _needs(program: Program, queue: list[int]) -> dict[int, list[int]]:
+    """For each action of the rank what it needs from the rank's other queues."""
+    g, s = graph(program.schedule), program.schedule
+    rank_of = s.rank_of_queue.tolist()
+    pairs = list(zip(g.target.tolist(), g.source.tolist(), strict=True))
+    pairs += _sizes(program)
+    out: dict[int, list[int]] = {}
+    for action, source in pairs:
+        here, there = queue[action], queue[source]
+        if here != there and rank_of[here] == rank_of[there] == program.rank:
+            out.setdefault(action, []).append(source)
+    return out
+
+
+def _sizes(program: Program) -> list[tuple[int, int]]:
+    """Each receive of gradients with the send of the output, which says how large they are."""
+    sends: dict[tuple[int, int], int] = {}
+    posts: dict[tuple[int, int], int] = {}
+    for entry in program.entries:
+        kind, stage, mb = program.action(entry)
+        if entry.role is Role.SEND and kind == Kind.SEND_F:
+            sends[stage, mb] = entry.action
+        elif entry.role is Role.POST and kind == Kind.RECV_B:
+            posts[stage, mb] = entry.action
+    return [(action, sends[key]) for key, action in posts.items() if key in sends]
+
+
+def _refuse_mixed(program: Program) -> None:
+    """Raises RunError where messages of one direction between two ranks stand on two queues."""
+    s = program.schedule
+    seen: dict[tuple[bool, int], set[str]] = {}
+    for role, action in program.entries:
+        if role in (Role.SEND, Role.POST):
+            name = str(s.queues[s.queue_of_slot[s.slot_of_action[action]]])
+            seen.setdefault((role is Role.SEND, program.peer[action]), set()).add(name)
+    for (sends, peer), names in seen.items():
+        if len(names) > 1:
+            way = "to" if sends else "from"
+            raise RunError(
+                f"the messages {way} rank {peer} stand on the queues {' and '.join(sorted(names))}"
+                '; NCCL tells them apart by their order only, so give dispatch="receive"'
+            )
+
+
+def _modes() -> Callable[[], ExitStack]:
+    """Enters, in another thread, the modes of gradients and autocast that this one has now."""
+    grad, cached = torch.is_grad_enabled(), torch.is_autocast_cache_enabled()
+    kinds = [kind for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)]
+    casts = [(kind, torch.get_autocast_dtype(kind)) for kind in kinds]
+
+    def enter() -> ExitStack:
+        stack = ExitStack()
+        stack.enter_context(torch.set_grad_enabled(grad))
+        for kind, dtype in casts:
+            stack.enter_context(torch.autocast(kind, dtype, cache_enabled=cached))
+        return stack
+
+    return enter

@@ -46,8 +46,16 @@ class Keys:
         self._mb: int | None = None
         self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
-    def attach(self, module: nn.Module, first: int) -> Callable[[int], AbstractContextManager]:
-        """What to put around a stage's forward and backward; `first` numbers its first layer."""
+    def attach(
+        self, module: nn.Module, first: int
+    ) -> Callable[[int], AbstractContextManager] | None:
+        """What to put around a stage's forward and backward; `first` numbers its first layer.
+
+        Of several threads one at a time gets through, since they share the generators. None for a
+        module with `draws = False`, which says that it draws no random numbers.
+        """
+        if not getattr(module, "draws", True):
+            return None
         for number, layer in enumerate(layers(module), first):
             self._handles.append(
                 layer.register_forward_pre_hook(lambda *_, number=number: self._seed(number))

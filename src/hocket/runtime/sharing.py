@@ -178,12 +178,18 @@ def _unpack(total: Tensor, bundle: Sequence[Sequence[Tensor]]) -> list[Tensor | 
 def average(parameters: Iterable[Tensor], group: Any, wait: Any) -> None:
     """Replaces gradients by their mean over a group of replicas, one all-reduce a bucket.
 
-    A parameter without gradient on every replica stays without; on some counts as zero there.
+    A parameter without gradient on every replica stays without; on some counts as zero there. One
+    with `allreduce = False` (Megatron-LM's mark of an expert) is of this replica only, and has met
+    the rows of all of them: its gradient is divided by their number.
     """
     buckets: list[list[Tensor]] = []
     room: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], int]] = {}
     for p in parameters:
         if not p.requires_grad:
+            continue
+        if not getattr(p, "allreduce", True):
+            if p.grad is not None:
+                p.grad /= group.size()
             continue
         bucket, used = room.get((p.dtype, p.device), ([], BUCKET))
         if used + p.nbytes > BUCKET:

@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from importlib import import_module
 from time import perf_counter
 from typing import Any, NamedTuple
@@ -26,7 +27,7 @@ from hocket.timeline import Timeline
 
 KEPT = 10  # the timelines of this many last steps are gathered
 WARM = 2  # but, where there are more, not of these first ones
-LEFT_OUT = ("size", "stage", "n_stages", "step", "slices")  # what the schedule says
+LEFT_OUT = ("size", "stage", "n_stages", "step", "slices", "group")  # what the schedule says
 
 
 class Task(NamedTuple):
@@ -37,12 +38,13 @@ class Task(NamedTuple):
     batch: Callable[[int], tuple[Any, Any]]
 
 
-def task_from(settings: Settings, *, slices: int | None = None) -> Task:
+def task_from(settings: Settings, *, slices: int | None = None, group: Any = None) -> Task:
     """The model of the settings with its options.
 
     The module of `build` may hold `loss(output, targets)` and `batch(step, size)`; without them
     it is the cross-entropy of the last dimension, and batches of text. slices: what `build` is
-    told if it asks; left out: what the schedule has.
+    told if it asks; left out: what the schedule has. group: the group of a rank's replicas, which
+    `build` is told if it asks.
 
     Raises: UsageError for a reference that does not exist, or an option that nothing takes.
     """
@@ -64,6 +66,8 @@ def task_from(settings: Settings, *, slices: int | None = None) -> Task:
     build_options = {k: options[k] for k in _takes(build, options)}
     if "slices" in inspect.signature(build).parameters:
         build_options["slices"] = slices or settings.schedule.placement.slices
+    if "group" in inspect.signature(build).parameters:
+        build_options["group"] = group
     batch_options = {k: options[k] for k in _takes(batch, options)}
     return Task(
         build=lambda stage: build(stage, n, **build_options),
@@ -116,6 +120,21 @@ def _cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
     return nn.functional.cross_entropy(output.flatten(0, -2), targets.flatten())
 
 
+def _groups(settings: Settings) -> tuple[Any, Any]:
+    """The groups of this rank's pipeline and of its replicas; None where there is one of them."""
+    if settings.replicas == 1:
+        return None, None
+    p, world, rank = settings.schedule.p, settings.nproc, torch.distributed.get_rank()
+    made = [
+        torch.distributed.new_group([*ranks], timeout=timedelta(seconds=settings.timeout))
+        for ranks in (
+            *(range(first, first + p) for first in range(0, world, p)),
+            *(range(r, world, p) for r in range(p)),
+        )
+    ]
+    return made[rank // p], made[settings.replicas + rank % p]
+
+
 class Adam:
     """Adam, as in torch.optim. That one imports the compiler: several seconds in every rank.
 
@@ -153,19 +172,21 @@ class Trainer:
     """The modules of this rank, their optimiser and the pipeline of a run."""
 
     def __init__(self, settings: Settings) -> None:
-        self.settings, self.task = settings, task_from(settings)
-        self.rank = torch.distributed.get_rank()
+        self.settings, self.rank = settings, torch.distributed.get_rank()
+        group, self.replicas = _groups(settings)
+        self.task = task_from(settings, group=self.replicas)
         device = torch.device(settings.device)
         if device.type == "cuda":
             device = torch.device("cuda", torch.cuda.current_device())
         placement = settings.schedule.placement
-        self.modules = {
-            s: self.task.build(s).to(device) for s in placement.stages_of_rank[self.rank]
-        }
+        self.replica, rank = divmod(self.rank, placement.p)
+        self.modules = {s: self.task.build(s).to(device) for s in placement.stages_of_rank[rank]}
         self.pipeline = Pipeline(
             settings.schedule,
             self.modules,
             self.task.loss,
+            group=group,
+            data_parallel=self.replicas,
             device=device,
             dispatch=settings.dispatch,
             verify=settings.verify,
@@ -176,10 +197,13 @@ class Trainer:
         self.optimizer = Adam(parameters, settings.lr)
 
     def step(self, index: int) -> float:
-        """The loss of one training step."""
-        loss = self.pipeline.step(*self.task.batch(index))
+        """The loss of one training step; every replica takes a batch of its own."""
+        batch = self.task.batch(index * self.settings.replicas + self.replica)
+        loss = self.pipeline.step(*batch).to(self.pipeline.device)
+        if self.replicas is not None:
+            torch.distributed.all_reduce(loss, group=self.replicas)
         self.optimizer.step()
-        return float(loss)
+        return float(loss) / self.settings.replicas
 
     def run(self, shown: Callable[[int, float, float], None], kept: int = KEPT) -> Run:
         """All steps; `shown(step, loss, seconds)` is called after each."""
