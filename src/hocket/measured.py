@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -23,6 +24,7 @@ from hocket.ir import (
     action_of,
     encode,
     kinds_of,
+    mbs_of,
     stages_of,
 )
 from hocket.timeline import Timeline
@@ -178,14 +180,16 @@ Typical = Literal["mean", "median", "low"]
 class Readings:
     """What timelines of one schedule say, in one unit.
 
-    actions: by kind and stage. between: from one action of a rank to the next when nothing is
-    waited for. latency: what a message takes once the waiting rank is free.
+    actions: by kind, stage and slice (0 where sequences are whole). between: from one action of a
+    rank to the next when nothing is waited for. latency: what a message takes once the waiting
+    rank is free.
     """
 
-    actions: dict[tuple[Kind, int], Spread]
+    actions: dict[tuple[Kind, int, int], Spread]
     between: Spread
     latency: Spread
     n_stages: int
+    slices: int
     unit: str
 
     def costs(
@@ -200,7 +204,8 @@ class Readings:
 
         time, gap: what is typical of actions, and of what lies between them ("low", the lower
         quartile, where long ones are those of a busy machine). A kind that the order does not
-        have comes from those it has: `shares` are those of I in B by stage (else a half).
+        have comes from those it has: `shares` are those of I in B by stage (else a half). With
+        slices the times are those of the mean slice, and each slice has one factor for all.
         """
         known = shares or {}
         f, i, w, b = (self._by_stage(x, time) for x in (Kind.F, Kind.I, Kind.W, Kind.B))
@@ -213,17 +218,30 @@ class Readings:
         latency = max(0.0, getattr(self.latency, gap) - lane)
         return Costs(
             F=tuple(x or 0.0 for x in f), I=tuple(i), W=tuple(w), B=tuple(b), latency=latency,
-            lane=(lane, 0.0), bytes=sizes or Bytes(), unit=self.unit,
+            lane=(lane, 0.0), bytes=sizes or Bytes(), unit=self.unit, slice=self._factors(time),
         )  # fmt: skip
 
     def _by_stage(self, kind: Kind, time: Typical) -> list[Any]:
-        found = (self.actions.get((kind, s)) for s in range(self.n_stages))
-        return [None if spread is None else getattr(spread, time) for spread in found]
+        rows: list[list[float]] = [[] for _ in range(self.n_stages)]
+        for (found, stage, _), spread in self.actions.items():
+            if found == kind:
+                rows[stage].append(getattr(spread, time))
+        return [fmean(row) if row else None for row in rows]
+
+    def _factors(self, time: Typical) -> tuple[float, ...] | None:
+        """The time of each slice over that of the mean one, all kinds and stages together."""
+        if self.slices == 1:
+            return None
+        totals = [0.0] * self.slices
+        for (_, _, part), spread in self.actions.items():
+            totals[part] += getattr(spread, time)
+        return tuple(total / fmean(totals) if any(totals) else 1.0 for total in totals)
 
     def named(self) -> Iterator[tuple[str, Spread]]:
         """Every time that was read, with what it is."""
-        for (kind, stage), spread in sorted(self.actions.items()):
-            yield f"{kind.name} of stage {stage}", spread
+        for (kind, stage, part), spread in sorted(self.actions.items()):
+            which = f", slice {part}" if self.slices > 1 else ""
+            yield f"{kind.name} of stage {stage}{which}", spread
         yield "between actions", self.between
         yield "message", self.latency
 
@@ -242,25 +260,26 @@ def readings(timelines: Sequence[Timeline], unit: str | None = None) -> Readings
 
     unit: of the result (left out: theirs).
     """
-    actions: dict[tuple[Kind, int], list[float]] = {}
+    actions: dict[tuple[Kind, int, int], list[float]] = {}
     between: list[float] = []
     latency: list[float] = []
     first = timelines[0]
+    slices = first.schedule.placement.slices
     factor = 1.0 if unit is None else SECONDS.get(first.unit, SECONDS[unit]) / SECONDS[unit]
     for timeline in timelines:
         start, end = (x * (factor / timeline.ticks.scale) for x in (timeline.start, timeline.end))
         codes = timeline.schedule.codes
         single = timeline.schedule.widths[timeline.schedule.slot_of_action] == 1
-        kinds, stages = kinds_of(codes), stages_of(codes)
+        kinds, stages, parts = kinds_of(codes), stages_of(codes), mbs_of(codes) % slices
         for kind in COMPUTE:
             own = (kinds == kind) & single
-            for stage in np.unique(stages[own]).tolist():
-                chosen = own & (stages == stage)
-                actions.setdefault((kind, stage), []).extend((end - start)[chosen].tolist())
+            for stage, part in np.unique(np.stack([stages, parts])[:, own], axis=1).T.tolist():
+                chosen = own & (stages == stage) & (parts == part)
+                actions.setdefault((kind, stage, part), []).extend((end - start)[chosen].tolist())
         _add_gaps(timeline.schedule, start, end, between, latency)
     return Readings(
         {key: spread_of(times) for key, times in actions.items()},
-        spread_of(between), spread_of(latency), first.schedule.placement.n_stages,
+        spread_of(between), spread_of(latency), first.schedule.placement.n_stages, slices,
         unit or first.unit,
     )  # fmt: skip
 

@@ -45,6 +45,16 @@ def test_latency_comes_back_and_other_units_become_ms():
     assert pytest.approx((2.0,) * 4) == back.B
 
 
+def test_slices_of_growing_cost_come_back_as_factors_of_the_mean_slice():
+    costs = Costs(F=(2.0, 4.0), I=1.0, W=1.0, B=(4.0, 6.0), slice=(0.5, 1.0, 1.5), unit="ms")
+    timeline = seen(hocket.build("seq1f1b", p=2, m=3, slices=3), costs)
+    back = readings([timeline]).costs()
+    assert (back.F, back.B, back.slice) == ((2.0, 4.0), (4.0, 6.0), (0.5, 1.0, 1.5))
+    names = [name for name, _ in readings([timeline]).named()]
+    assert names[:2] == ["F of stage 0, slice 0", "F of stage 0, slice 1"]
+    assert readings([seen(hocket.build("1f1b", p=2, m=3), Costs(F=2.0))]).costs().slice is None
+
+
 def test_a_kind_the_schedule_lacks_comes_from_those_it_has():
     timeline = seen(hocket.build("1f1b", p=2, m=4), Costs(F=1.0, B=4.0, unit="ms"))
     costs = readings([timeline]).costs("median", shares={0: 0.75})

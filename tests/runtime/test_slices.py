@@ -349,3 +349,48 @@ def test_a_batch_is_cut_by_rows_then_by_positions_and_weighs_by_both() -> None:
     assert all(part["x"].is_contiguous() and part["number"] == 7 for part in parts)
     assert shares(parts, None, 2) == (6 / 15, 4 / 15, 3 / 15, 2 / 15)
     assert shares([x["row"] for x in parts], None, 2) == (1 / 4,) * 4
+
+
+# --- the demo model -----------------------------------------------------------------------------
+
+
+def gpt(n: int, slices: int, **options) -> list[nn.Module]:
+    from hocket.demo.gpt import build as stage
+
+    size = {"layers": 2, "width": 8, "heads": 2, "seq": 12, "dtype": torch.float64}
+    return [stage(s, n, slices=slices, **size, **options) for s in range(n)]
+
+
+@pytest.mark.parametrize(("p", "slices"), [(1, 2), (2, 2), (2, 5), (3, 3)])
+def test_the_gpt_in_slices_has_the_losses_and_gradients_of_one_process(p: int, slices: int) -> None:
+    from hocket.demo.gpt import batch, loss
+
+    schedule, data = build("seq1f1b", p=p, m=3, slices=slices), batch(0, 4, seq=12)
+    want_loss, want = whole(gpt(p, 1), *data, loss)
+    modules = gpt(p, slices)
+
+    def rank(r, g):
+        stages = held(schedule, r, modules)
+        pipe = Pipeline(schedule, stages, loss, group=g.group, verify=True)
+        return pipe.step(*data), {s: gradients(stage) for s, stage in stages.items()}
+
+    for got, grads in on_ranks(p, rank):
+        close(got, want_loss, "loss", 1e-13)
+        for s, by_name in grads.items():
+            for name, grad in by_name.items():
+                close(grad, want[s][name], f"stage {s}, {name}", 1e-14)
+
+
+def test_dropout_in_slices_does_not_depend_on_the_number_of_ranks() -> None:
+    from hocket.demo.gpt import batch, loss
+
+    def losses(p: int) -> list[float]:
+        schedule, modules = build("seq1f1b", p=p, m=2), gpt(p, 2, dropout=0.3)
+
+        def rank(r, g):
+            pipe = Pipeline(schedule, held(schedule, r, modules), loss, group=g.group, seed=1)
+            return [float(pipe.step(*batch(step, 4, seq=12))) for step in range(2)]
+
+        return on_ranks(p, rank)[0]
+
+    assert losses(2) == pytest.approx(losses(1), abs=1e-13)

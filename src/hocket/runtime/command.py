@@ -203,9 +203,9 @@ def measure(tell: Tell, settings: Settings) -> dict[str, Any] | None:
 
     trainer = Trainer(settings)
     shown = _told_by_first(tell, trainer.rank)
-    inputs = trainer.inputs_seen()
+    calls = trainer.calls_seen()
     run = trainer.run(shown, kept=settings.steps)
-    found = {s: probe(module, inputs[s]) for s, module in trainer.modules.items()}
+    found = {s: probe(module, calls[s]) for s, module in trainer.modules.items()}
     gathered: list[Any] = [None] * settings.nproc
     distributed.all_gather_object(gathered, found)
     if trainer.rank != 0:
@@ -218,7 +218,7 @@ def measure(tell: Tell, settings: Settings) -> dict[str, Any] | None:
     text = _spread_text(seen)
     note = [
         f"measured by hocket profile: {settings.schedule.name}, p={settings.schedule.p}, "
-        f"m={settings.schedule.m}, {settings.model}, batch {settings.batch}",
+        f"m={settings.sequences}, {settings.model}, batch {settings.batch}",
         f"medians of {len(run.timelines)} steps; lane.recv is the time between two actions",
     ]
     return {"toml": costs_toml(costs, note), "text": text, "losses": run.losses}

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import median
+from statistics import fmean, median
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hocket.costs import Bytes, Costs
@@ -34,6 +34,9 @@ def own_costs(timelines: Sequence[Timeline], one: Timeline) -> Costs:
 # --- the stages themselves -------------------------------------------------------------------
 
 
+Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments and keyword arguments of a forward
+
+
 class Probe(NamedTuple):
     """One stage by itself: bytes, and the share of I in a backward."""
 
@@ -44,8 +47,8 @@ class Probe(NamedTuple):
     share: float
 
 
-def probe(module: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> Probe:
-    """Measures a copy of a stage on the inputs of one microbatch (arguments, keyword arguments).
+def probe(module: nn.Module, calls: Sequence[Call]) -> Probe:
+    """Measures a copy of a stage: the mean of these calls, one of each slice of a sequence.
 
     static: weights, their gradients and two moments of Adam. activation: what a forward keeps.
     held: what of it, and of the output gradients, waits for W.
@@ -53,6 +56,7 @@ def probe(module: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> 
     import torch
 
     from hocket.runtime import split
+    from hocket.runtime.carry import carries
     from hocket.runtime.values import map_tensors, tensors_of
 
     module = copy.deepcopy(module)
@@ -70,28 +74,28 @@ def probe(module: nn.Module, inputs: tuple[tuple[Any, ...], dict[str, Any]]) -> 
             kept[storage.data_ptr()] = storage.nbytes()
         return t
 
-    shares, held, message = [], 0, 0
+    shares, sizes = [], []
     with split.prepare(module) as plan:
-        for _ in range(5):
-            args, kwargs = map_tensors(inputs, fresh)
+        for call in (one for one in calls for _ in range(5)):
+            args, kwargs = map_tensors(call, fresh)
             with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
                 kept.clear()
                 out = module(*args, **kwargs)
-            outs = tensors_of(out)
-            message = sum(t.nbytes for t in outs)
-            roots = [t for t in outs if t.requires_grad]
+            message = sum(t.nbytes for t in tensors_of(out[0] if carries(module) else out))
+            roots = [t for t in tensors_of(out) if t.requires_grad]
             clocks = [_now()]
             with plan.input_backward() as pending:
                 torch.autograd.backward(roots, [torch.ones_like(t) for t in roots])
             clocks.append(_now())
-            held = pending.nbytes
+            sizes.append((sum(kept.values()), pending.nbytes, message))
             pending.run()
             clocks.append(_now())
             shares.append((clocks[1] - clocks[0]) / (clocks[2] - clocks[0]))
+    activation, held, message = (round(fmean(column)) for column in zip(*sizes, strict=True))
     return Probe(
         4 * sum(p.nbytes for p in parameters if p.requires_grad)
         + sum(p.nbytes for p in parameters if not p.requires_grad),
-        sum(kept.values()), held, message, median(shares),
+        activation, held, message, median(shares),
     )  # fmt: skip
 
 

@@ -219,20 +219,31 @@ class Trainer:
                 timelines.append(flat(self.pipeline.gather_timeline()))
         return Run(losses, seconds, timelines)
 
-    def inputs_seen(self) -> dict[int, tuple[tuple[Any, ...], dict[str, Any]]]:
-        """The arguments of a forward of each stage, from one step whose gradients are dropped."""
-        seen: dict[int, tuple[tuple[Any, ...], dict[str, Any]]] = {}
-        hooks = []
-        for stage, module in self.modules.items():
+    def calls_seen(self) -> dict[int, list[tuple[tuple[Any, ...], dict[str, Any]]]]:
+        """The arguments of a forward of each stage, from one step whose gradients are dropped.
 
-            def keep(_: Any, args: Any, kwargs: Any, stage: int = stage) -> None:
-                seen[stage] = (args, kwargs)
+        With slices, those of a forward of each slice.
+        """
+        slices = self.settings.schedule.placement.slices
+        seen: dict[int, list[Any]] = {s: [None] * slices for s in self.modules}
+        part, hooks = dict.fromkeys(self.modules, 0), []
+        stages = self.pipeline._stages
+        for s, module in self.modules.items():
 
+            def noted(value: Any, mb: int, s: int = s, call: Any = stages[s]._call) -> Any:
+                part[s] = mb % slices
+                return call(value, mb)
+
+            def keep(_: Any, args: Any, kwargs: Any, s: int = s) -> None:
+                seen[s][part[s]] = (args, kwargs)
+
+            vars(stages[s])["_call"] = noted
             hooks.append(module.register_forward_pre_hook(keep, with_kwargs=True))
         self.pipeline.step(*self.task.batch(0))
         for hook in hooks:
             hook.remove()
-        for module in self.modules.values():
+        for s, module in self.modules.items():
+            del vars(stages[s])["_call"]
             module.zero_grad()
         return seen
 
