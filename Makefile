@@ -1,4 +1,5 @@
 # make demo   what it does, on this machine, in a minute    make test   all that CI checks
+# make docs   the handbook, into site/
 #
 # PYTHON picks the interpreter of .venv (3.11 or newer): make test PYTHON=python3.12
 # Where no local wheel folder is configured for pip, torch comes from the registry, which on Linux is
@@ -9,13 +10,14 @@ BIN := .venv/bin
 CONSTRAINTS := requirements/constraints.txt
 CORE := .venv/.installed-core
 DEV := .venv/.installed-dev
+DOCS := .venv/.installed-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv demo test test-core lint bench clean
+.PHONY: help .venv demo docs test test-core lint bench clean
 .NOTPARALLEL:
 
 help:
-	@echo 'make demo | test | test-core | lint | bench | .venv | clean'
+	@echo 'make demo | test | test-core | lint | docs | bench | .venv | clean'
 
 .venv: $(DEV)
 
@@ -44,17 +46,26 @@ $(DEV): pyproject.toml $(CONSTRAINTS)
 	$(call install,dev$(,)torch)
 	@touch $(CORE) $@
 
+$(DOCS): pyproject.toml $(CONSTRAINTS)
+	$(call install,docs)
+	@touch $@
+
 , := ,
 
 demo: $(CORE)
 	$(BIN)/python -m hocket demo
+
+# The variable asks the theme not to speak about a MkDocs 2 that is not in use here.
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	$(BIN)/python docs/check_site.py site
 
 lint: $(DEV)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/ty check
 
-test: lint
+test: lint docs
 	$(BIN)/python -m pytest -q -n 2
 
 test-core: $(DEV)

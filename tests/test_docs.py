@@ -1,7 +1,8 @@
-"""Every session shown in the README and the docs is run and compared."""
+"""Every session in the README and the docs is run and compared; every picture is made anew."""
 
 import doctest
 import importlib
+import os
 import pkgutil
 import re
 import shlex
@@ -15,38 +16,56 @@ from hocket.cli import main
 from hocket.schedules import entries
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
-BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
+sys.path.insert(0, str(ROOT / "docs"))
+
+import check_site  # noqa: E402
+import make_gallery  # noqa: E402
+import make_pictures as pages  # noqa: E402
+
+from test_structure import LAYERS  # noqa: E402
+
+ALL_PAGES = pages.PAGES + list(pages.TRANSLATED)
 
 
 def _blocks(kind):
-    for page in PAGES:
-        for n, (found, text) in enumerate(BLOCK.findall(page.read_text())):
-            if found == kind:
-                yield pytest.param(text, id=f"{page.name}-{n}")
+    for page in pages.PAGES:
+        for n, block in enumerate(pages.blocks(page)):
+            if block.kind == kind:
+                yield pytest.param(page, block.text, id=f"{page.name}-{n}")
 
 
-def _sessions(text):
-    """(command, output) pairs of a console block."""
-    for part in re.split(r"^\$ ", text, flags=re.M)[1:]:
-        command, _, output = part.partition("\n")
-        yield command, output
+def _is(printed, shown):
+    """True when the output is the one shown, in which a line `...` stands for any lines."""
+    parts = re.split(r"^\.\.\.$", shown.rstrip(), flags=re.M)
+    return re.fullmatch(".*".join(map(re.escape, parts)), printed.rstrip(), re.S) is not None
 
 
-@pytest.mark.parametrize("text", list(_blocks("console")))
-def test_console_output_is_what_the_command_prints(text, capsys, monkeypatch, tmp_path):
+def test_three_dots_stand_for_lines_and_for_nothing_else():
+    assert _is("a\nb\nc", "a\n...") and _is("a\nb\nc\n", "a\n...\nc") and _is("a", "a")
+    assert not _is("a\nb", "a") and not _is("a\nb", "...\na") and not _is("a...", "a\n...")
+
+
+@pytest.mark.parametrize(("page", "text"), list(_blocks("console")))
+def test_console_output_is_what_the_command_prints(page, text, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "200")
-    for command, output in _sessions(text):
+    pages.write_files(page, tmp_path)
+    for command, output in pages.sessions(text):
         words = shlex.split(command)
         assert words[0] == "hocket"
         main(words[1:])
         out = capsys.readouterr()
-        assert (out.out + out.err).rstrip() == output.rstrip(), command
+        assert _is(out.out + out.err, output), f"{command}\n{out.out}{out.err}"
+    for made in tmp_path.glob("*.svg"):
+        assert made.read_text() == (pages.IMAGES / made.name).read_text(), (
+            f"{made.name} is not what hocket draws: run python docs/make_pictures.py"
+        )
 
 
-@pytest.mark.parametrize("text", [b for b in _blocks("python") if ">>>" in b.values[0]])
-def test_python_session_prints_what_is_shown(text):
+@pytest.mark.parametrize(("page", "text"), [b for b in _blocks("python") if ">>>" in b.values[1]])
+def test_python_session_prints_what_is_shown(page, text, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    pages.write_files(page, tmp_path)
     test = doctest.DocTestParser().get_doctest(text, {}, "session", None, 0)
     assert doctest.DocTestRunner(verbose=False).run(test).failed == 0
 
@@ -60,22 +79,59 @@ def test_every_generator_shows_its_picture(name):
     assert doctest.testmod(module).failed == 0
 
 
-def test_the_picture_in_the_readme_is_what_hocket_draws(capsys):
-    main(["show", "zb-h1", "-p", "4", "-m", "8", "--format", "svg"])
-    assert capsys.readouterr().out == (ROOT / "docs/img/zb-h1.svg").read_text()
+def test_every_picture_stands_above_the_command_that_makes_it():
+    made = set()
+    for page in pages.PAGES:
+        text, commands = page.read_text(), pages.picture_commands(page)
+        for name in re.findall(r"!\[[^\]]*\]\([^)]*?([^/)]+\.svg)\)", text):
+            assert name in commands, f"{page.name} shows {name}, but has no command that makes it"
+        assert all(f"{name})" in text for name in commands), page.name
+        made |= commands.keys()
+    assert made == {path.name for path in pages.IMAGES.iterdir()}
+
+
+def test_the_translated_story_has_the_same_blocks_and_pictures():
+    ((theirs, own),) = pages.TRANSLATED.items()
+    assert pages.blocks(own) == pages.blocks(theirs)
+    parts = re.compile(r"!\[.*\]\((?:\.\./)?(img/.*)\)|^(## )|arXiv (\S+\d)", re.M)
+    assert parts.findall(own.read_text()) == parts.findall(theirs.read_text())
 
 
 def test_links_between_pages_lead_somewhere():
-    for page in PAGES:
+    for page in ALL_PAGES:
         for target in re.findall(r"\]\(([^)#]+?)(?:#[^)]*)?\)", page.read_text()):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links {target}"
 
 
-def test_the_gallery_is_what_the_registry_says():
-    sys.path.insert(0, str(ROOT / "docs"))
-    import make_gallery
+def test_every_page_stands_in_the_navigation_of_the_handbook():
+    listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    there = [os.path.relpath(p, ROOT / "docs") for p in ALL_PAGES if p.parent != ROOT]
+    assert sorted(listed) == sorted(there)
 
+
+def test_the_check_of_the_site_finds_what_a_page_loads_from_elsewhere():
+    here = '<link rel="stylesheet" href="a.css"><script src="b.js"></script><a href="https://c.d/">'
+    assert check_site.foreign(here + '<img src="data:image/png;base64,//8=">') == []
+    for there in (
+        '<script src="https://a.b/c.js"></script>',
+        '<link rel="stylesheet preload" href="//a.b/c.css">',
+        '<img src="http://a.b/c.png">',
+        "<style>@import 'https://a.b/c.css';</style>",
+        '<p style="background:url(https://a.b/c.png)">',
+    ):
+        assert len(check_site.foreign(there)) == 1, there
+    assert check_site.foreign("a{src:url(fonts/a.woff2)}", css=True) == []
+    assert check_site.foreign("a{src:url( 'https://a.b/c.woff2' )}", css=True) != []
+
+
+def test_the_layers_in_the_design_page_are_those_that_are_held():
+    blocks = [b.text.split("\n") for b in pages.blocks(ROOT / "docs/design.md") if b.kind == "text"]
+    shown = [set(line.split()) for line in blocks[1] if line]
+    assert shown[::-1] == LAYERS
+
+
+def test_the_gallery_is_what_the_registry_says():
     assert make_gallery.PAGE.read_text() == make_gallery.page()
 
 
