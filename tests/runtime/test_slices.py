@@ -257,11 +257,11 @@ class NoArgument(Looking):
     ("module", "text"),
     [
         (Silent(0),
-         "seq1f1b cuts sequences into 2 slices, but stage 0 (Silent) does not say what it hands "
+         "seq1f1b cuts sequences into 2 slices, but Silent does not say what it hands "
          "from slice to slice; give it carries = True, take `carried` and return (output, "
          "carried), or carries = False if no position looks at another"),
         (NoArgument(0),
-         "stage 0 (NoArgument) has carries = True, but its forward takes no `carried`"),
+         "NoArgument has carries = True, but its forward takes no `carried`"),
     ],
 )  # fmt: skip
 def test_a_stage_that_does_not_fit_slices_is_told_before_the_first_step(module, text) -> None:

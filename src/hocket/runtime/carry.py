@@ -105,8 +105,8 @@ def check_carries(schedule: Schedule, modules: Mapping[int, nn.Module]) -> None:
     Raises: RunError for a module that cannot be called as it says, or, where there are slices,
     that does not say what it hands from one to the next; for a sequence on several paths.
     """
-    for stage, module in modules.items():
-        name = f"stage {stage} ({type(module).__name__})"
+    for module in modules.values():
+        name = type(module).__name__  # and no stage: all ranks are to say the same
         if carries(module) and not _takes_carried(module):
             raise RunError(f"{name} has carries = True, but its forward takes no `carried`")
         if carries(module) is None and schedule.placement.slices > 1:

@@ -307,7 +307,8 @@ def failure(error: BaseException, rank: int) -> Failure:
     if isinstance(error, RunError):
         cause = error.__cause__
         blamed = rank if error.rank is None else error.rank
-        place = _place(cause) if cause is not None and blamed == rank else ""
+        foreign = cause is not None and not isinstance(cause, HocketError)
+        place = _place(cause) if foreign and blamed == rank else ""
         return Failure(str(error), blamed, error.action, place, False)
     if isinstance(error, HocketError):
         return Failure(str(error), rank, "", "", True)
