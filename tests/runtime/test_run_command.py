@@ -89,8 +89,8 @@ def test_profile_writes_costs_that_simulate_reads(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--nproc", "3"], "--nproc is 3, but the schedule has 2 ranks; give --nproc 2 or leave it "
-                           "out"),
+        (["--nproc", "3"], "--nproc is 3, but the schedule has 2 ranks; give a multiple of 2 or "
+                           "leave it out"),
         (["--steps", "0"], "--steps is 0; it must be 1 or more"),
         (["--batch", "3"], "--batch is 3, but the schedule has 4 microbatches; give 4 or more"),
         (["--model", "nowhere:build"], "--model nowhere:build: there is no module 'nowhere'"),
