@@ -47,7 +47,8 @@ SMALL = ("--float64", "--layers", "4", "--width", "16", "--seq", "16", "--batch"
 @pytest.mark.parametrize(("p", "m"), [(2, 4), pytest.param(4, 8, marks=pytest.mark.slow)])
 def test_losses_of_50_steps_equal_those_of_one_process(p, m):
     words = (*SMALL, "--steps", "50", "--lr", "0.01")
-    runs = [settings(name, p, m, *words) for name in ("1f1b", "zb-h1", "dualpipev", "chimera")]
+    names = ("1f1b", "zb-h1", "dualpipev", "chimera", "seq1f1b")
+    runs = [settings(name, p, m, *words) for name in names]
     (alone,) = launch(losses_alone, 1, (runs[0],))
     assert alone[-1] < alone[0] - 1
     for per_rank in launch(losses_of, p, (runs,)):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import re
 import weakref
 from itertools import accumulate
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,6 +25,7 @@ from runtime_ranks import (
 )
 from torch import nn
 
+from hocket.cli import main
 from hocket.costs import Costs
 from hocket.errors import RunError
 from hocket.ir import Kind, Placement, linear, mbs_of, vshape
@@ -394,3 +398,47 @@ def test_dropout_in_slices_does_not_depend_on_the_number_of_ranks() -> None:
         return on_ranks(p, rank)[0]
 
     assert losses(2) == pytest.approx(losses(1), abs=1e-13)
+
+
+# --- as a user calls it -------------------------------------------------------------------------
+
+PAGE = Path(__file__).parents[2] / "docs/running.md"
+SLICED = ["run", "seq1f1b", "-p", "2", "-m", "2", "-o", "slices=3", "--steps", "2", "--verify"]
+
+
+@pytest.fixture
+def reader(tmp_path, monkeypatch):
+    """The module of the page, in the current folder."""
+    source = re.search(r"```python\n(# reader.py\n.*?)```", PAGE.read_text(), re.S)
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "reader.py").write_text(source[1])
+    return source[1]
+
+
+def test_the_stage_of_the_page_runs_in_slices_and_without(reader, capsys):
+    assert main([*SLICED, "--model", "reader:build", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["m"], found["slices"], found["batch"]) == (2, 3, 4)
+    words = ["run", "1f1b", "-p", "2", "-m", "2", "--steps", "2", "--model", "reader:build"]
+    assert main([*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["losses"] == pytest.approx(found["losses"], rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "text"),
+    [
+        ("looks @ v), (k, v)", "looks @ v)",
+         "hocket: rank 0 failed in 0F0: stage 0 has carries = True, so its forward must return the "
+         "pair (output, carried), but it returned a tensor [2, 4, 16]\n"
+         "  rank 1 was in 1F0, waiting for 0SEND_F0 of rank 0\n"),
+        ("carries = True", "name = 1",
+         "hocket: seq1f1b cuts sequences into 3 slices, but Reader does not say what it hands from "
+         "slice to slice; give it carries = True, take `carried` and return (output, carried), or "
+         "carries = False if no position looks at another\n"),
+    ],
+)  # fmt: skip
+def test_a_mistake_with_slices_is_told_once(reader, right, wrong, text, tmp_path, capsys):
+    name = f"reader_{wrong[:5].strip(' @=')}"
+    (tmp_path / f"{name}.py").write_text(reader.replace(right, wrong))
+    assert main([*SLICED, "--model", f"{name}:build"]) == 1
+    assert capsys.readouterr().err == text
