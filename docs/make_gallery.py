@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import sys
 from pathlib import Path
+from typing import Any
 
 from hocket.costs import Costs
 from hocket.errors import UsageError
@@ -13,6 +14,7 @@ from hocket.render.compare import table
 from hocket.render.grid import grid
 from hocket.schedules import Entry, build, entries
 from hocket.simulator import simulate
+from hocket.timeline import Timeline
 
 PAGE = Path(__file__).parent / "schedules.md"
 SIZES = [(4, 8), (8, 16), (8, 64)]
@@ -24,21 +26,85 @@ v takes 1/v, a slice its share), no latency; a fused F+B takes the sum of its pa
 fullest rank, in microbatches of 1/p of the model. A formula is shown with the range in which it
 equals the simulated value; outside it `hocket compare` says "does not apply".
 """
+SAME_MEMORY = (("1f1b", 1), ("v-half", 2))
+PICTURES = {"chimera": {"concat": "doubling"}}  # options shown beside the default, at p=4 m=8
+OTHER_NAMES = """
+## Under another name
+
+| published as | here |
+|---|---|
+| DAPPLE, PipeDream-flush, Megatron-LM's schedule without interleaving | `1f1b` |
+| Alpa's eager 1F1B, 1F1B with twice the warm-up | `eager-1f1b` |
+| Megatron-LM's `microbatch_group_size_per_vp_stage` | `interleaved`, option `group` |
+| Megatron-LM's combined 1F1B, JaxPP's overlapped interleaving | `interleaved-overlap` |
+| breadth-first pipeline parallelism | `looped-bfs` |
+| ZB-1p, ZB-2p | `zb-auto` with `limit=p` and `limit=2p` |
+| V-ZB, V-Half, V-Min, their adaptive form, 1F1B-V | `zb-v`, `v-half`, `v-min`, `v-auto`, `v-1f1b` |
+| DualPipe cut in half | `dualpipev` |
+| PipeOffload's group-interleaved schedule (GIS) | `group-interleaved` |
+| Chimera's direct concatenation, forward doubling, backward halving | `chimera`, option `concat` |
+| naive model parallelism, the whole batch at once | `gpipe` with `m=1` |
+"""
 OUTSIDE = """
 ## Not here, and why
 
-**PipeDream** and **PipeDream-2BW** update weights while older microbatches are still in flight: a
-backward may use other weights than its forward. hocket's schedules are synchronous: one step, one
-version of the weights, gradients equal to the unpipelined model.
+**Weights of several steps at once.** PipeDream, PipeDream-2BW, PipeMare and XPipe update weights
+while older microbatches are still in flight: a backward may use other weights than its forward.
+hocket's schedules are synchronous: one step, one version of the weights, gradients equal to the
+unpipelined model.
 
-**BPipe** moves activations between rank r and rank p - 1 - r so that all ranks hold about
-(p + 2)/2 of 1F1B's. That is about where an activation is kept, not about who runs what: its order
-is 1F1B's (`hocket show 1f1b`), and evicting and loading are not actions of a stage.
+**Activations that move.** BPipe runs 1F1B in which rank r < p/2 parks activations on rank
+p - 1 - r, so that every rank holds p/2 + 1 microbatches, not p - r. That says where bytes lie, not
+who runs what: the order is that of `1f1b`, and in hocket only a backward frees what a forward took.
+Its price is traffic: with the latest microbatch evicted first, rank r sends away and fetches back
+(p/2 - 1 - r)/(p - 1 - r) of its microbatches. An activation takes about 34 bytes a layer, token
+and hidden unit (bf16, attention scores not kept), a message 2; so with ten layers a stage and p=8,
+rank 0 sends 73 messages' worth for every microbatch and fetches them back: each takes 0.6 F of
+every 3 F over 50 GB/s at hidden 8192. `v-half`, with two stages a rank and split backwards, holds
+exactly as much as BPipe, moves nothing, and is faster; F = I = W = 1:
 
-**Chimera's forward doubling and backward halving** run two microbatches forward (or half of one
-backward) at a time, so that both passes last equally long and units join without a bubble. Here the
-order alone starts a unit inside the last one's bubble (52 against 58 for p=4 m=16, F=1 B=2), at the
-paper's memory and without running anything on other sizes.
+```text
+{bpipe}
+```
+
+`hocket compare -p 8 -m 32 1f1b v-half v-auto:limit=10` makes such a row; `v-auto` has an order for
+any limit. PipeOffload and OptPipe also move activations, to the host: of PipeOffload the order is
+here, the offloading is not.
+
+**Recomputation.** AdaPipe, Merak and Mario choose what each stage recomputes; Mario moves the
+recomputation into bubbles, Merak also shifts the order of its last stages, which could not be
+checked. In hocket it is part of a stage's backward (`hocket plan` chooses it stage by stage,
+[planning.md](planning.md)), not an action of its own.
+
+**Weights that move.** WeiPipe, TawPipe and RoundPipe send weights from rank to rank or from the
+host, to where the activations are. A placement in hocket keeps a stage on its ranks for the step.
+
+**More than one chain of stages.** Vocabulary parallelism cuts the output layer over all ranks,
+which run it together; BigMac and Optimus nest encoders into the bubbles of a language model;
+GraphPipe has stages that branch; PipeFill and PipeFisher fill bubbles with other work. A
+microbatch in hocket walks one path, and a schedule holds its forwards and backwards only.
+
+**Slices of sequences that share work.** SlimPipe is 1F1B over equal slices, as `seq1f1b`, and
+evens out their attention by sending parts of it to other ranks, which hocket does not model:
+`slice` in the costs gives each slice its own time. HelixPipe gives the attention of one layer to
+another rank for each microbatch. MEPipe interleaves slices over several stages a rank: hocket's
+types hold such an order (`slices` with a looped path), but no order of the authors could be
+checked against.
+
+**Samples of uneven length.** DynaPipe, SlimPack and Skrull form microbatches from the lengths of
+the samples at hand; costs in hocket are by stage and slice, the same for every microbatch.
+
+**Tensor and pipeline parallelism braided.** STP and dual-batch overlap run parts of two layers
+against each other's messages. Stages on two queues of a rank hold such orders, as in `moe-pair`;
+none of them is built in.
+
+**Weight gradients put off.** 2BP delays them, minPP's zb1f1b until a rank has run its last
+forward. That is as fast as `zb-h1` with every microbatch in flight (p=4 m=8, F = I = W = 1: 27,
+and 8 in flight against 4); `zb-auto` takes any limit between.
+
+**Solvers and languages.** Tessel, AdaPtis and integer programs such as OptPipe find an order for
+given costs and have no rule of their own: `hocket plan` does that. FlexPipe and the tabular
+abstraction are ways to write schedules down, as `.sched` files are ([format.md](format.md)).
 """
 
 
@@ -52,7 +118,8 @@ def main() -> None:
 
 def page() -> str:
     """The whole page."""
-    return HEAD + "".join(section(entry) for entry in entries()) + OUTSIDE
+    sections = "".join(section(entry) for entry in entries())
+    return HEAD + sections + OTHER_NAMES + OUTSIDE.format(bpipe=balanced())
 
 
 def section(entry: Entry) -> str:
@@ -67,8 +134,7 @@ def section(entry: Entry) -> str:
         f = entry.formula
         out += [f"**Formula.** {f.metric} = {f.text}; holds for: {f.range}.\n"]
     out += [f"**Weights.** {entry.weights}. **Source.** {entry.source}.\n"]
-    schedule = example(entry)
-    if schedule is not None:
+    for schedule in filter(None, (example(entry), variant(entry))):
         out += [f"```text\n{grid(simulate(schedule), width=118)}\n```\n"]
     rows = [row for row in (numbers(entry, p, m) for p, m in SIZES) if row]
     columns = ["p", "m", "v", "makespan", "span", "bubble", "in flight"]
@@ -86,6 +152,34 @@ def example(entry: Entry) -> Schedule | None:
     return None
 
 
+def variant(entry: Entry) -> Schedule | None:
+    """The schedule with the options of `PICTURES`, named after them."""
+    options: dict[str, Any] = PICTURES.get(entry.name, {})
+    words = ",".join(f"{key}={value}" for key, value in options.items())
+    made = build(entry.name, p=4, m=8, **options) if options else None
+    return made and made.renamed(f"{entry.name}:{words}")
+
+
+def balanced() -> str:
+    """What BPipe would hold and move, beside 1F1B and v-half; p even."""
+    rows = []
+    for p in (4, 8, 16):
+        m = 4 * p
+        t, v = (simulate(build(name, p=p, m=m), Costs().split(n)) for name, n in SAME_MEMORY)
+        moved = (p / 2 - 1) / (p - 1)
+        rows.append(
+            [p, m, peak(t), t.makespan, p // 2 + 1, f"{moved:.0%}", peak(v) / 2, v.makespan]
+        )
+    heads = ["p", "m", "1f1b: in flight", "makespan", "BPipe: in flight", "moved by rank 0",
+             "v-half: in flight", "makespan"]  # fmt: skip
+    return table(rows, heads)
+
+
+def peak(timeline: Timeline) -> int:
+    """Stages in flight on the fullest rank."""
+    return max(r.peak_in_flight for r in timeline.ranks)
+
+
 def numbers(entry: Entry, p: int, m: int) -> dict[str, object] | None:
     """One row of the table, or None where the schedule does not fit."""
     try:
@@ -94,7 +188,7 @@ def numbers(entry: Entry, p: int, m: int) -> dict[str, object] | None:
         return None
     v, slices = max(1, s.placement.n_stages // s.p), s.placement.slices
     t = simulate(s, Costs().split(v, slices))
-    flight = max(r.peak_in_flight for r in t.ranks) / v / slices
+    flight = peak(t) / v / slices
     if any(q.stream for q in s.queues):
         return None
     return {
