@@ -33,6 +33,7 @@ _SCHEDULE_HELP = "a name from `hocket list`, name:key=value,..., module:function
 
 _NARROWEST = 40  # columns of a grid
 _SHOWN = ("grid", "sched", "json", "svg", "pdf")
+_FOREIGN = (".json", ".gz", ".pftrace", ".csv")
 _LARGE = 100_000  # actions from which on a trace is measured before it is written
 
 
@@ -186,6 +187,8 @@ def _brought(name: str, package: str, takes_schedule: bool, args: argparse.Names
 
         found = what_if(args.recorded, time_limit=args.time, seed=args.seed)
         return _print_json(found.as_json()) if args.json else print(found) or 0
+    if name == "view" and _reads_traces(args):
+        takes_schedule = False
     if takes_schedule:
         args.schedule = _schedule(args)
     if package == "runtime":
@@ -195,6 +198,28 @@ def _brought(name: str, package: str, takes_schedule: bool, args: argparse.Names
         for path in (getattr(args, "trace", None), getattr(args, "output", None)):
             _writable(path)
     return getattr(import_module(f"hocket.{package}.command"), f"{name}_command")(args)
+
+
+def _reads_traces(args: argparse.Namespace) -> bool:
+    """True where `hocket view` was given traces, which are read into `args.found`."""
+    words = [args.schedule, *args.traces]
+    if Path(args.schedule).suffix.lower() not in _FOREIGN:
+        if args.step is not None:
+            raise UsageError("--step is for traces of torch.profiler")
+        if args.traces:
+            raise UsageError(
+                f"view shows one schedule, and {args.traces[0]} with --beside; only traces of one "
+                "run can be several"
+            )
+        return False
+    if args.option or (args.p, args.m, args.v) != (None, None, None):
+        raise UsageError(f"{args.schedule} is a file: -p, -m, -v and -o are for named schedules")
+    from hocket.interop.loading import load_foreign
+
+    args.found = load_foreign(words, step=args.step)
+    if args.step is not None and not args.found.spread:
+        raise UsageError(f"{args.schedule} holds one step; --step is for traces of torch.profiler")
+    return True
 
 
 def _take_output(args: argparse.Namespace) -> None:

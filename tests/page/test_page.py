@@ -9,8 +9,8 @@ from hocket import Costs, build, dumps, simulate
 from hocket.costs import Bytes
 from hocket.errors import UsageError
 from hocket.lower import insert_communication
-from hocket.render.page import page
 from hocket.render.figure import FILLS
+from hocket.render.page import page
 
 COSTS = Costs(
     F=10, I=12, W=7, latency=3, unit="us", bytes=Bytes(static=10, activation=5, gradient=2)

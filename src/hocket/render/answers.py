@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hocket.costs import Costs, costs_from, load_costs, profiles
+from hocket.costs import Costs, costs_from, costs_toml, load_costs, profiles
 from hocket.errors import CostError, UsageError
 from hocket.explain import recut
 from hocket.ir import Schedule
@@ -31,13 +31,41 @@ Words = Mapping[str, str]
 
 @dataclass(frozen=True)
 class Given:
-    """What the command line gave: the schedules, the costs, the limit, a measured timeline."""
+    """What the command line gave: the schedules, the costs, the limit, a trace.
+
+    costs: a path or a built-in profile. measured: the timeline of a trace, `read` the costs that
+    were read from it, `label` and `notes` what is said of it.
+    """
 
     schedule: Schedule
     costs: str | None = None
     limit: float | None = None
     beside: Schedule | None = None
     measured: Timeline | None = None
+    read: Costs | None = None
+    label: str = "measured"
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of_trace(cls, found: Any, costs: str | None = None, limit: float | None = None) -> Given:
+        """What traces say (a `Loaded` of interop): times above what their costs predict."""
+        match = recognise(found.schedule)
+        said = [*([] if match is None else [str(match)]), *found.notes]
+        label = "measured" if found.spread or found.schedule.name == "measured" else "trace"
+        own = _registered(found.schedule)
+        schedule = found.schedule if own is None else found.schedule.renamed(own.name)
+        if found.timeline is None:
+            return cls(schedule, costs, limit, notes={schedule.name: "; ".join(said)})
+        return cls(
+            schedule, costs, limit, measured=found.timeline, read=found.costs, label=label,
+            notes={label: "; ".join(said)},
+        )  # fmt: skip
+
+    def known_costs(self) -> Costs:
+        """Those of --costs, else those of the trace, else all the same."""
+        if self.costs is not None:
+            return load_costs(self.costs)
+        return Costs() if self.read is None else self.read
 
     def words(self) -> dict[str, str]:
         """The same as the form's words."""
@@ -52,9 +80,21 @@ class Given:
         elif self.beside is not None:
             near = _registered(self.beside)
             out["beside"] = f"{GIVEN} beside" if near is None else near.name
-        out["costs"] = _costs_text(self.costs)
+        out["costs"] = self._costs_text()
         out["limit"] = "" if self.limit is None else f"{self.limit:g}"
         return out
+
+    def _costs_text(self) -> str:
+        """The profile's name, or the text of the costs."""
+        source = self.costs
+        if source is None:
+            return "" if self.read is None else costs_toml(self.read)
+        if source in profiles() and not Path(source).exists():
+            return source
+        try:
+            return Path(source).read_text(encoding="utf-8")
+        except OSError as error:
+            raise CostError(f"{source}: cannot be read: {error.strerror}") from None
 
 
 def _registered(schedule: Schedule) -> Match | None:
@@ -70,7 +110,7 @@ def served(given: Given) -> dict[str, Any]:
     if words["schedule"] == GIVEN:
         choices.insert(0, [GIVEN, given.schedule.name])
     if given.measured is not None:
-        choices.insert(0, [MEASURED, "measured"])
+        choices.insert(0, [MEASURED, given.label])
     elif words["beside"].startswith(GIVEN) and given.beside is not None:
         choices.insert(0, [words["beside"], given.beside.name])
     return {"asked": words, "schedules": choices}
@@ -81,7 +121,8 @@ def answer(given: Given, words: Words) -> dict[str, Any]:
 
     Raises: HocketError, to be shown as it is.
     """
-    return page_data(timelines(given, words), limit=_number("the memory limit", words, "limit"))
+    limit = _number("the memory limit", words, "limit")
+    return page_data(timelines(given, words), limit=limit, notes=given.notes)
 
 
 def trace(given: Given, words: Words) -> bytes:
@@ -95,17 +136,27 @@ def trace(given: Given, words: Words) -> bytes:
 
 def timelines(given: Given, words: Words) -> dict[str, Timeline]:
     """The schedules of the form under its costs, by label."""
-    first = _schedule(given, words)
+    first, costs = _schedule(given, words), _costs(words.get("costs", ""))
     if words.get("beside") == MEASURED and given.measured is not None:
-        return predicted_and_measured(first, given.measured, _costs(words.get("costs", "")))
-    return simulated(first, _beside(given, words, first), _costs(words.get("costs", "")))
+        return _with_trace(given, first, costs)
+    return simulated(first, _beside(given, words, first), costs)
 
 
-def predicted_and_measured(
-    schedule: Schedule, measured: Timeline, costs: Costs
-) -> dict[str, Timeline]:
-    """What the costs predict, and what was measured, by name."""
-    return {"predicted": simulate(schedule, costs), "measured": measured}
+def shown(given: Given) -> dict[str, Timeline]:
+    """What the command line asks for, by label."""
+    costs = given.known_costs()
+    if given.measured is not None:
+        return _with_trace(given, given.schedule, costs)
+    return simulated(given.schedule, given.beside, costs)
+
+
+def _with_trace(given: Given, schedule: Schedule, costs: Costs) -> dict[str, Timeline]:
+    """The trace, and below it what the costs of its stages predict for a schedule."""
+    assert given.measured is not None
+    same = schedule.renamed(given.schedule.name) == given.schedule
+    fitted = costs if same else fitting(costs, given.schedule, schedule)
+    label = "predicted" if same else f"{schedule.name}, predicted"
+    return {given.label: given.measured, label: simulate(schedule, fitted)}
 
 
 def simulated(first: Schedule, other: Schedule | None, costs: Costs) -> dict[str, Timeline]:
@@ -179,16 +230,6 @@ def _costs(text: str) -> Costs:
     except tomllib.TOMLDecodeError as error:
         known = ", ".join(profiles())
         raise CostError(f"costs: not TOML, and no profile ({known}): {error}") from None
-
-
-def _costs_text(source: str | None) -> str:
-    """What the form shows for the command line's --costs: the profile's name, or the file."""
-    if source is None or (source in profiles() and not Path(source).exists()):
-        return source or ""
-    try:
-        return Path(source).read_text(encoding="utf-8")
-    except OSError as error:
-        raise CostError(f"{source}: cannot be read: {error.strerror}") from None
 
 
 def options_of(text: str) -> dict[str, Any]:

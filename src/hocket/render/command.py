@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hocket.errors import UsageError
+from hocket.render.files import put
 
 if TYPE_CHECKING:
     from hocket.costs import Costs
@@ -22,25 +23,14 @@ if TYPE_CHECKING:
 def view_command(args: argparse.Namespace) -> int:
     """Writes the page (--output), or serves it until Ctrl-C; returns the exit status.
 
-    `args.schedule` is built, `args.costs` a path or None; `args.measured`, where it is there, a
-    measured timeline of the schedule, shown below what the costs predict.
+    `args.schedule` is built, `args.costs` a path or None; `args.found`, where it is there, is what
+    traces say (`interop.loading.Loaded`): its timeline is shown above what its costs predict.
     """
-    from hocket.render.answers import Given
-
-    given = Given(
-        schedule=args.schedule,
-        costs=args.costs,
-        limit=args.memory,
-        beside=None if args.beside is None else _other(args.beside, args.schedule),
-        measured=getattr(args, "measured", None),
-    )
+    given = _given(args)
     if args.output is None:
         return _serve(given, args)
     text = _page(given)
-    try:
-        Path(args.output).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{args.output}: cannot be written: {error.strerror}") from None
+    put(text, args.output)
     if getattr(args, "json", False):
         print(json.dumps({"page": args.output, "bytes": len(text.encode())}))
     else:
@@ -48,16 +38,26 @@ def view_command(args: argparse.Namespace) -> int:
     return 0
 
 
+def _given(args: argparse.Namespace) -> Given:
+    from hocket.render.answers import Given
+
+    found = getattr(args, "found", None)
+    if found is None:
+        beside = None if args.beside is None else _other(args.beside, args.schedule)
+        return Given(schedule=args.schedule, costs=args.costs, limit=args.memory, beside=beside)
+    if args.beside is not None:
+        raise UsageError(
+            "a trace is shown above what its own costs predict; leave out --beside (the served "
+            "page's form has other schedules)"
+        )
+    return Given.of_trace(found, args.costs, args.memory)
+
+
 def _page(given: Given) -> str:
-    from hocket.render.answers import predicted_and_measured, simulated
+    from hocket.render.answers import shown
     from hocket.render.page import page
 
-    costs = _costs(given.costs)
-    if given.measured is not None:
-        named = predicted_and_measured(given.schedule, given.measured, costs)
-    else:
-        named = simulated(given.schedule, given.beside, costs)
-    return page(named, limit=given.limit)
+    return page(shown(given), limit=given.limit, notes=given.notes)
 
 
 def _serve(given: Given, args: argparse.Namespace) -> int:

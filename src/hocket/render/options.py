@@ -10,6 +10,12 @@ import argparse
 
 def add_view_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `hocket view`; the schedule's own and --costs are the caller's."""
+    parser.add_argument(
+        "traces", nargs="*", metavar="TRACE",
+        help="more traces of the same run, one a rank; SCHEDULE is the first of them then: "
+        ".pftrace, .json or .gz, of hocket or torch.profiler (or a .csv of torch)",
+    )  # fmt: skip
+    parser.add_argument("--step", type=int, help="which step of the traces (default: the median)")
     _add_memory(parser, "drawn under the tiles")
     parser.add_argument(
         "--beside", metavar="SCHEDULE",

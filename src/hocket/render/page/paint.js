@@ -303,7 +303,8 @@ function paintArrowsTo({ scene, colours }, surface, item, action, rankOf) {
     const from = rankOf(source);
     if (from.row.rank === item.row.rank) continue;
     const x0 = xOf(scene, view, view.end[source]);
-    const x1 = xOf(scene, view, view.start[action]);
+    const arrives = RECEIVES.has(kindOf(view, action)) ? view.end : view.start;
+    const x1 = xOf(scene, view, arrives[action]);
     if (Math.max(x0, x1) < scene.left || Math.min(x0, x1) > scene.right) continue;
     surface.arrow(x0, from.y + from.height / 2, x1, item.y + item.height / 2, colours.faint);
     count++;

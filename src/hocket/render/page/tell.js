@@ -27,7 +27,20 @@ function tellSlot(app, view, first) {
   lines.push(`rank ${row.name}, ${from} to ${said(app, view, view.end[first])} (${lasts})`);
   lines.push(tellWait(app, view, first));
   if (view.onPath[first]) lines.push("on the critical path");
+  lines.push(...tellOthers(app, view, first));
   return lines.filter(Boolean).join("\n");
+}
+
+// When the same action ran in the other timeline, as `predicted: 104 to 114 us (10 us)`.
+function tellOthers(app, view, first) {
+  const name = actionName(view, first);
+  return app.views.filter((other) => other !== view).map((other) => {
+    const action = findAction(other, name);
+    if (action === null) return "";
+    const [start, end] = [other.start[action], other.end[action]];
+    const from = short(start * other.per_step);
+    return `${other.label}: ${from} to ${said(app, other, end)} (${said(app, other, end - start)})`;
+  });
 }
 
 // Why the slot did not start earlier.
