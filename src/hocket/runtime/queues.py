@@ -206,29 +206,49 @@ def _stage_on_two(schedule: Schedule) -> tuple[int, int, str] | None:
 def _lines(program: Program) -> list[list[_Unit]]:
     """The units of each queue of the rank, in its order.
 
-    A wait belongs to the computation that it stands before.
+    A wait belongs to the computation that it stands before, a release to what comes next on its
+    queue. A receive is posted where it stands on its queue: among several queues, the program has
+    it where its message comes.
     """
     s = program.schedule
     queue = s.queue_of_slot[s.slot_of_action].tolist()
+    own = [q for q, name in enumerate(s.queues) if name.rank == program.rank]
     needs = _needs(program, queue)
     awaited = {a for found in needs.values() for a in found}
-    lines: dict[int, list[_Unit]] = {
-        q: [] for q, name in enumerate(s.queues) if name.rank == program.rank
-    }
+    lines: dict[int, list[_Unit]] = {q: [] for q in own}
+    posts: dict[int, list[_Unit]] = {q: [] for q in own}
+    releases: dict[int, list[int]] = {q: [] for q in own}
     waits: list[int] = []
     for i, (role, action) in enumerate(program.entries):
-        line = lines[queue[action]]
+        q = queue[action]
         if role is Role.WAIT:
             waits.append(i)
-        elif role is Role.HAND:
-            line[-1].entries.append(i)
         elif role is Role.RELEASE:
-            line.append(_Unit(action, [i], (), awaited=False))
+            releases[q].append(i)
+        elif role is Role.HAND:
+            lines[q][-1].entries.append(i)
         else:
             before, waits = (waits, []) if role is Role.RUN else ([], waits)
-            found = tuple(needs.get(action, ()))
-            line.append(_Unit(action, [*before, i], found, action in awaited))
-    return [line for line in lines.values() if line]
+            if role is not Role.POST:
+                before, releases[q] = before + releases[q], []
+            unit = _Unit(action, [*before, i], tuple(needs.get(action, ())), action in awaited)
+            (posts if role is Role.POST else lines)[q].append(unit)
+    made = []
+    for q in own:
+        end = [_Unit(lines[q][-1].action, releases[q], (), awaited=False)] if releases[q] else []
+        made.append(_posted([*lines[q], *end], posts[q], s.slot_of_action.tolist()))
+    return [line for line in made if line]
+
+
+def _posted(line: list[_Unit], posts: list[_Unit], slot: list[int]) -> list[_Unit]:
+    """The units of a queue with its receives where they stand on it."""
+    out: list[_Unit] = []
+    left = sorted(posts, key=lambda unit: -slot[unit.action])
+    for unit in line:
+        while left and slot[left[-1].action] < slot[unit.action]:
+            out.append(left.pop())
+        out.append(unit)
+    return out + left[::-1]
 
 
 def _needs(program: Program, queue: list[int]) -> dict[int, list[int]]:
