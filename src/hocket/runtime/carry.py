@@ -70,7 +70,7 @@ class Carry:
     def _hand_on(self, carried: Any, mb: int) -> None:
         structure, tensors = flatten(carried, f"what stage {self.stage} carries")
         if not torch.is_grad_enabled():
-            self.values[mb + 1] = (rebuild(structure, [t.detach() for t in tensors]),)
+            self.values[mb + 1] = (carried,)
             return
         self.roots[mb] = [get_gradient_edge(t) for t in tensors if t.requires_grad]
         cut = [t.detach().requires_grad_(t.requires_grad) for t in tensors]
