@@ -99,19 +99,20 @@ def test_other_ways_to_dispatch_keep_slices_in_order(dispatch: str) -> None:
 
 
 class Odd(nn.Module):
-    """Carries what it got, what it returns, a view, a number and a tensor without a gradient."""
+    """Carries what it got, what it returns, a view, a parameter, a number, and no gradients."""
 
     carries = True
 
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.block = Block(seed)
+        self.memory = nn.Parameter(torch.ones(1, 1, 3, dtype=torch.float64))
 
     def forward(self, x, carried=None):
         before, upto = ((), 0) if carried is None else (carried[0], carried[2])
         y = self.block(x + sum(t.mean(dim=1, keepdim=True) for t in before))
         upto = upto + x.shape[1]
-        return y, ((*before, y, y[:, -1:]), torch.zeros(3), upto, None)
+        return y, ((*before, y, y[:, -1:], self.memory), torch.zeros(3), upto, None)
 
 
 def test_what_is_carried_may_be_the_output_itself_or_be_passed_on_as_it_came() -> None:

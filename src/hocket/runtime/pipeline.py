@@ -45,8 +45,10 @@ class Pipeline:
     """Runs a schedule on this rank's stages; built on all ranks together.
 
     stages: the modules of the stages that this rank holds, by stage number; copies of a mirrored
-    stage get the weights of the first one. loss: called with output and target of a microbatch on
-    the rank of its last stage; a mean over its rows. group: the process group of the pipeline, in
+    stage get the weights of the first one. One with `carries = True` is called with `carried` and
+    returns (output, carried): what it hands from slice to slice of a sequence. loss: called with
+    output and target of a microbatch on the rank of its last stage; a mean over its rows (and
+    positions, where there are slices). group: the process group of the pipeline, in
     which rank r is rank r of the schedule (left out: the default group; none for one rank).
     dispatch: "receive" waits for a message where its consumer stands, "gate" lets threads wait and
     starts an action once it is ready, "ready" takes actions out of order; these run the queues of
