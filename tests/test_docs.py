@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import hocket.schedules
-from hocket.cli import main
+from hocket.cli import _parser, main
 from hocket.schedules import entries
 
 ROOT = Path(__file__).parent.parent
@@ -27,11 +27,21 @@ from test_structure import LAYERS  # noqa: E402
 ALL_PAGES = pages.PAGES + list(pages.TRANSLATED)
 
 
-def _blocks(kind):
+def _pages(kind, holding=""):
     for page in pages.PAGES:
-        for n, block in enumerate(pages.blocks(page)):
-            if block.kind == kind:
-                yield pytest.param(page, block.text, id=f"{page.name}-{n}")
+        if any(b.kind == kind and holding in b.text for b in pages.blocks(page)):
+            yield pytest.param(page, id=os.path.relpath(page, ROOT))
+
+
+@pytest.fixture
+def here(monkeypatch, tmp_path):
+    """A folder for the files of a page, the modules among them forgotten afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("COLUMNS", "200")
+    yield tmp_path
+    for path in tmp_path.glob("*.py"):
+        sys.modules.pop(path.stem, None)
 
 
 def _is(printed, shown):
@@ -45,29 +55,48 @@ def test_three_dots_stand_for_lines_and_for_nothing_else():
     assert not _is("a\nb", "a") and not _is("a\nb", "...\na") and not _is("a...", "a\n...")
 
 
-@pytest.mark.parametrize(("page", "text"), list(_blocks("console")))
-def test_console_output_is_what_the_command_prints(page, text, capsys, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("COLUMNS", "200")
-    pages.write_files(page, tmp_path)
-    for command, output in pages.sessions(text):
-        words = shlex.split(command)
-        assert words[0] == "hocket"
-        main(words[1:])
-        out = capsys.readouterr()
-        assert _is(out.out + out.err, output), f"{command}\n{out.out}{out.err}"
-    for made in tmp_path.glob("*.svg"):
+@pytest.mark.parametrize("page", list(_pages("console")))
+def test_console_output_is_what_the_command_prints(page, here, capsys):
+    pages.write_files(page, here)
+    for block in pages.blocks(page):
+        for command, output in pages.sessions(block.text) if block.kind == "console" else ():
+            words = shlex.split(command)
+            assert words[0] == "hocket"
+            main(words[1:])
+            out = capsys.readouterr()
+            assert _is(out.out + out.err, output), f"{command}\n{out.out}{out.err}"
+    for made in here.glob("*.svg"):
         assert made.read_text() == (pages.IMAGES / made.name).read_text(), (
             f"{made.name} is not what hocket draws: run python docs/make_pictures.py"
         )
 
 
-@pytest.mark.parametrize(("page", "text"), [b for b in _blocks("python") if ">>>" in b.values[1]])
-def test_python_session_prints_what_is_shown(page, text, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    pages.write_files(page, tmp_path)
-    test = doctest.DocTestParser().get_doctest(text, {}, "session", None, 0)
-    assert doctest.DocTestRunner(verbose=False).run(test).failed == 0
+@pytest.mark.parametrize("page", list(_pages("python", ">>>")))
+def test_python_session_prints_what_is_shown(page, here):
+    pages.write_files(page, here)
+    for block in pages.blocks(page):
+        if block.kind == "python" and ">>>" in block.text:
+            test = doctest.DocTestParser().get_doctest(block.text, {}, page.name, None, 0)
+            assert doctest.DocTestRunner(verbose=False).run(test).failed == 0
+
+
+def _named_commands(page):
+    """The commands in inline code and in blocks that are not run: (verb, options)."""
+    text = re.sub(r"^```console\n.*?^```$", "", page.read_text(), flags=re.M | re.S)
+    for line in re.findall(r"^(?:python -m )?hocket (.*)$", text, re.M) + re.findall(
+        r"`hocket ([^`]+)`", text
+    ):
+        verb, *rest = shlex.split(line, comments=True)
+        yield verb, [word.partition("=")[0] for word in rest if re.match("--?[A-Za-z]", word)]
+
+
+@pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: os.path.relpath(page, ROOT))
+def test_commands_that_are_not_run_exist_with_their_options(page):
+    choices = next(a.choices for a in _parser()._actions if isinstance(a.choices, dict))
+    for verb, options in _named_commands(page):
+        known = choices[verb]._option_string_actions if verb in choices else {"--help", "--version"}
+        assert verb in choices or verb in known, f"there is no command hocket {verb}"
+        assert [o for o in options if o not in known] == [], f"hocket {verb}"
 
 
 MODULES = [m.name for m in pkgutil.iter_modules(hocket.schedules.__path__)]
