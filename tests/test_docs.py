@@ -99,6 +99,18 @@ def test_commands_that_are_not_run_exist_with_their_options(page):
         assert [o for o in options if o not in known] == [], f"hocket {verb}"
 
 
+@pytest.mark.runtime
+def test_the_start_page_ends_with_a_run_on_two_ranks(here, capfd):
+    page = ROOT / "docs/index.md"
+    pages.write_files(page, here)
+    (command,) = re.findall(r"^hocket (run .*)$", page.read_text(), re.M)
+    assert main(shlex.split(command)) == 0
+    printed, shown = capfd.readouterr().out, pages.blocks(page)[-1].text
+    first = re.compile(r"^(step|split|rank [01]:|rank  ms)\b", re.M)  # the times differ every time
+    assert printed.count("loss") == shown.count("loss") == 3
+    assert set(first.findall(shown)) <= set(first.findall(printed))
+
+
 MODULES = [m.name for m in pkgutil.iter_modules(hocket.schedules.__path__)]
 
 
