@@ -18,6 +18,7 @@ from heapq import heappop, heappush
 from itertools import permutations, product
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import numpy as np
 
@@ -91,6 +92,43 @@ def chimera(ps: tuple[int, ...] = (8, 16, 32, 64)) -> Iterator[str]:
                              f"{gradients:.1f}", f"{compute + gradients:.1f}"])  # fmt: skip
     heads = ["p", "m", "schedule", "weights", "in flight", "compute", "gradients", "sum"]
     yield table(rows, heads)
+
+
+def units() -> Iterator[str]:
+    """How to join Chimera's units?"""
+    yield "B = 2 F; m microbatches of direct; in () those in flight on the fullest rank"
+    for latency in (0, Fraction(1, 20)):
+        rows = []
+        for p, pipes, k in product((4, 8), (2, 4), (2, 4)):
+            if pipes < p:
+                cells = [
+                    f"{time:.1f} ({flight:g})" for time, flight in _joined(p, pipes, k, latency)
+                ]
+                rows.append([p, pipes, k * p, *cells])
+        yield f"\n{f'a message takes {latency} F' if latency else 'no latency'}:"
+        yield table(rows, ["p", "pipes", "m", *JOINS])
+
+
+# (options, microbatches that one of direct is cut into, in-flight limit in p)
+JOINS: dict[str, tuple[dict[str, str], int, int | None]] = {
+    "direct": ({"concat": "direct"}, 1, None),
+    "greedy": ({}, 1, None),
+    "greedy, limit 2p": ({}, 1, 2),
+    "doubling": ({"concat": "doubling"}, 1, None),
+    "halving": ({"concat": "halving"}, 2, None),
+    "greedy on halves": ({}, 2, 2),
+}
+
+
+def _joined(p: int, pipes: int, k: int, latency: Fraction | int) -> Iterator[tuple[float, float]]:
+    """Time and microbatches in flight of every way to run k units of Chimera."""
+    for options, parts, limit in JOINS.values():
+        chosen: dict[str, Any] = {**options, "pipes": pipes}
+        if limit is not None:
+            chosen["limit"] = limit * p
+        s = build("chimera", p=p, m=k * p * parts, **chosen)
+        costs = Costs(F=Fraction(1, parts), B=Fraction(2, parts), latency=latency)
+        yield _time(s, costs), _in_flight(s) / parts
 
 
 # --- interleaving depth against latency --------------------------------------------------------
@@ -429,8 +467,8 @@ def traffic(
 
 
 QUESTIONS: dict[str, Callable[[], Iterator[str]]] = {
-    "chimera": chimera, "depth": depth, "warmup": warmup, "jitter": jitter, "overlap": overlap,
-    "dualpipe": dualpipe, "latency": latency, "traffic": traffic,
+    "chimera": chimera, "units": units, "depth": depth, "warmup": warmup, "jitter": jitter,
+    "overlap": overlap, "dualpipe": dualpipe, "latency": latency, "traffic": traffic,
 }  # fmt: skip
 
 

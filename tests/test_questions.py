@@ -105,3 +105,16 @@ def test_what_the_page_says_of_the_orders_of_a_pair():
     assert _numbers(rows, "fused F+B, warm-up of 1f1b (the trace)")[0] == 16545
     assert _numbers(rows, "no overlap, plain 1f1b")[0] == 11317
     assert _numbers(rows, "fused F+B, warm-up 2 (p-1-r) + 1")[0] == 9417.5
+
+
+def test_what_the_page_says_of_ways_to_join_units():
+    first, second = SHOWN["units"].split("a message takes")
+    rows = [[float(x) for x in re.findall(r"[\d.]+(?= \()", line)] for line in first.splitlines()]
+    rows = [row for row in rows if row]
+    assert len(rows) == 6
+    for direct, greedy, wide, doubling, halving, halves in rows:
+        assert 1.01 < greedy / doubling < 1.06 and wide / doubling < 1.03
+        assert direct > greedy >= wide >= doubling > halves > halving > halves / 1.03
+    for line in second.splitlines()[2:]:
+        greedy, doubling = [float(x) for x in re.findall(r"[\d.]+(?= \()", line)][1:4:2]
+        assert 1.015 < greedy / doubling < 1.06
