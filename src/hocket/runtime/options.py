@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hocket.errors import UsageError
-from hocket.moe import has_phases
 
 if TYPE_CHECKING:
     from hocket.ir import Schedule
@@ -115,6 +114,8 @@ def settings_from(args: argparse.Namespace) -> Settings:
 
     Raises: UsageError for numbers that do not fit each other.
     """
+    from hocket.moe import has_phases  # and with it numpy: not for --help
+
     schedule = args.schedule
     p, m = schedule.p, schedule.placement.m // schedule.placement.slices
     model = args.model or (MOE if has_phases(schedule.placement) else DEMO)
