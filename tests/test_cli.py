@@ -104,7 +104,7 @@ def test_compare_takes_names_with_options(capsys):
          "there is no schedule 'looped-bsf'; did you mean looped-bfs?"),
         (["show", "1f1b", "-p", 4], 2, "1f1b needs the number of microbatches: give -m"),
         (["show", "dualpip"], 2, "there is no schedule 'dualpip'; did you mean dualpipe or "
-         "dualpipev or gpipe?"),
+         "dualpipev?"),
         (["show", "1f1b", "-p", 0, "-m", 4], 2, "p is 0; it must be 1 or more"),
         (["show", "1f1b", "-p", 4, "-m", 4, "-v", 2], 2,
          "1f1b has 1 stage(s) per rank; v=2 is not possible"),
@@ -178,6 +178,14 @@ def test_sizes_that_contradict_the_file_are_refused(capsys, tmp_path):
 def test_no_command_prints_help_and_exits_2(capsys):
     status, out, _ = _run(capsys)
     assert status == 2 and "simulate" in out
+
+
+def test_the_name_of_a_file_without_its_ending_is_told_to_be_a_file(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.sched").write_text("# hocket 1\n")
+    assert _run(capsys, "check", "mine")[2] == (
+        "hocket: there is no schedule 'mine'; did you mean mine.sched?\n"
+    )
 
 
 def test_a_function_of_ones_own_is_a_schedule(capsys, tmp_path, monkeypatch):

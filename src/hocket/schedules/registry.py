@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from functools import cache, cached_property
 from importlib import import_module
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from hocket.costs import Costs, Number, fused_rule
@@ -144,13 +145,14 @@ def entries() -> Iterator[Entry]:
 def entry(name: str) -> Entry:
     """The schedule of this name, or the function `module:function` of your own.
 
-    Raises: UsageError with the nearest names.
+    Raises: UsageError with the file of that name here, or the nearest names.
     """
     _import_generators()
     if ":" in name:
         return _foreign(name)
     if name not in _entries:
-        near = get_close_matches(name, _entries, n=3, cutoff=0.5)
+        near = [file.name for file in Path().glob("*.sched") if file.stem == name]
+        near += [] if near else get_close_matches(name, _entries, n=3, cutoff=0.6)
         hint = f"did you mean {' or '.join(near)}?" if near else "`hocket list` shows all"
         raise UsageError(f"there is no schedule {name!r}; {hint}")
     return _entries[name]
