@@ -9,7 +9,19 @@ import pytest
 
 from hocket import build, dumps, loads
 from hocket.errors import ScheduleError
-from hocket.ir import Action, Kind, Line, Placement, Queue, Schedule, lay, linear, run
+from hocket.ir import (
+    Action,
+    Kind,
+    Line,
+    Placement,
+    Queue,
+    Schedule,
+    alternate,
+    fuse,
+    lay,
+    linear,
+    run,
+)
 
 ONE = Placement(((Queue(0),),), (0,))
 
@@ -195,6 +207,14 @@ def test_more_microbatches_than_memory_holds_are_refused():
     assert _refusal(linear, 1, (1 << 24) + 1) == (
         "there are 16777217 microbatches; the most there may be is 16777216"
     )
+
+
+def test_lines_of_different_lengths_do_not_alternate_and_say_so():
+    f, b = run(Kind.F, 0, range(3)), run(Kind.B, 0, range(2))
+    for together in (alternate, fuse):
+        assert _refusal(together, f, b) == (
+            "lines of 3, 2 slots; they must be equally long to go together"
+        )
 
 
 def test_a_line_for_a_rank_without_stages_is_refused():

@@ -386,7 +386,9 @@ def fuse(*lines: Line) -> Line:
 def _columns(lines: Sequence[Line]) -> tuple[Array, Array]:
     """Codes `[slot, ...]` and widths `[slot, line]`; each line has slots of one width."""
     n = len(lines[0].widths)
-    assert all(len(x.widths) == n for x in lines), "lines of different lengths"
+    if any(len(x.widths) != n for x in lines):
+        lengths = ", ".join(str(len(x.widths)) for x in lines)
+        raise ScheduleError(f"lines of {lengths} slots; they must be equally long to go together")
     each = [len(x.codes) // n if n else 1 for x in lines]
     codes, widths = (np.empty((n, k), dtype=np.int64) for k in (sum(each), len(lines)))
     at = 0
