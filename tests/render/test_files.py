@@ -65,6 +65,14 @@ def test_the_form_is_the_one_asked_for_else_the_ending_s(form, path, found):
     assert files.form_of(form, path, ("grid", "svg")) == found
 
 
+def test_a_picture_of_pixels_is_refused_instead_of_holding_text(capsys, tmp_path):
+    path = tmp_path / "a.png"
+    for words in (["show", "zb-h1", *SIZE, "-o", path], ["compare", *SIZE, "1f1b", "-o", path]):
+        status, _, err = run(capsys, *words)
+        assert status == 2 and not path.exists()
+        assert err == f"hocket: {path}: pictures are drawn as .svg or .pdf, not as .png\n"
+
+
 def test_bytes_are_not_written_to_a_terminal(monkeypatch, capsysbinary):
     files.put(b"%PDF", None)
     assert capsysbinary.readouterr().out == b"%PDF"

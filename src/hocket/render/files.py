@@ -11,10 +11,17 @@ from pathlib import Path
 
 from hocket.errors import UsageError
 
+_PIXELS = ("png", "jpg", "jpeg", "gif", "webp")
+
 
 def form_of(form: str | None, path: str | None, forms: Sequence[str]) -> str:
-    """The form that was asked for, else what the file's ending says, else the first of them."""
+    """The form that was asked for, else what the file's ending says, else the first of them.
+
+    Raises: UsageError where the ending is that of a picture of pixels.
+    """
     ending = Path(path or "").suffix.lower()[1:]
+    if form is None and ending in _PIXELS:
+        raise UsageError(f"{path}: pictures are drawn as .svg or .pdf, not as .{ending}")
     return form or (ending if ending in forms else forms[0])
 
 
