@@ -16,6 +16,7 @@ from torch import nn
 from hocket.errors import RunError
 from hocket.moe import ORDERS, phases
 from hocket.runtime import Pipeline
+from hocket.runtime.failure import Board, Place, failure
 from hocket.runtime.queues import side_by_side
 from hocket.schedules import build
 from hocket.text import loads
@@ -29,6 +30,25 @@ path 0: 0 1
 0/comm: 0SEND_F0 0SEND_F1 0RECV_B0 0SEND_F2 0RECV_B1 0RECV_B2
 1: 1F0 1B0 1F1 1B1 1F2 1B2
 1/comm: 1RECV_F0 1RECV_F1 1SEND_B0 1RECV_F2 1SEND_B1 1SEND_B2
+"""
+IN_AND_OUT = """# hocket 1
+name a-queue-for-each-direction
+path 0: 0 1
+0: 0F0 0F1 0B0 0B1
+0/in: 0RECV_B0 0RECV_B1
+0/out: 0SEND_F0 0SEND_F1
+1: 1F0 1F1 1B0 1B1
+1/in: 1RECV_F0 1RECV_F1
+1/out: 1SEND_B0 1SEND_B1
+"""
+CROSSWISE = """# hocket 1
+name two-pipelines-crosswise
+path 0: 0 1 | 0
+path 1: 1/b 0/b | 1
+0: 0F0 0B0
+0/b: 1F1 1B1
+1: 1F0 1B0
+1/b: 0F1 0B1
 """
 ONE_RANK = """# hocket 1
 name two-queues
@@ -65,8 +85,9 @@ def test_phases_of_other_schedules_train_like_the_unpipelined_model(coarse):
     assert_like_whole(schedule, blocks(schedule.placement.n_stages), *batch(9), verify=True)
 
 
-def test_messages_may_stand_on_a_queue_of_their_own():
-    schedule = loads(OWN_QUEUE)
+@pytest.mark.parametrize("text", [OWN_QUEUE, IN_AND_OUT])
+def test_messages_may_stand_on_queues_of_their_own(text):
+    schedule = loads(text)
     assert side_by_side(schedule)
     assert_like_whole(schedule, blocks(2), *batch(7), steps=3)
 
@@ -243,6 +264,61 @@ def test_a_failure_in_any_thread_ends_all_ranks_with_one_error(stage):
         assert (error.rank, error.action) == (culprit, f"{stage}F0")
         assert str(error).startswith(f"rank {culprit} failed in {stage}F0: ValueError: a bad day")
     assert _queue_threads() == []
+
+
+def test_no_thread_is_left_when_the_error_comes_out():
+    class Long(nn.Module):
+        def forward(self, x):
+            started.set()
+            time.sleep(0.5)
+            return x * 1
+
+    class Breaks(nn.Module):
+        def forward(self, x):
+            if started.is_set() or begun:
+                started.wait(10)
+                raise ValueError("a bad day")
+            begun.append(1)
+            return x * 1
+
+    started, begun = threading.Event(), []
+    pipe = Pipeline(loads(ONE_RANK), {0: Breaks(), 1: Long()}, mean_square)
+    with pytest.raises(RunError, match=r"^rank 0 failed in 0F1: ValueError: a bad day$"):
+        pipe.step(*batch(4))
+    assert _queue_threads() == []
+
+
+def test_a_rank_that_hangs_and_waits_is_named_for_what_it_does():
+    schedule = loads(CROSSWISE)
+    release = threading.Event()
+
+    class Stuck(nn.Module):
+        def forward(self, x):
+            release.wait(20)
+            return x
+
+    def rank(r, g):
+        stages = {0: Stuck(), 1: blocks(2)[1]}
+        pipe = Pipeline(schedule, stages, mean_square, group=g.group, store=g.store, timeout=2)
+        try:
+            return pipe.step(*batch(4))
+        finally:
+            release.set()
+
+    for error in on_ranks(2, rank, raises=False):
+        assert isinstance(error, RunError)
+        assert (error.rank, error.action) in [(0, "0F0"), (1, "0F1")]
+        assert f"rank {error.rank} has been in {error.action} for" in str(error)
+
+
+def test_a_stage_whose_own_messages_broke_leaves_the_word_to_who_knows_more():
+    board = Board(dist.HashStore(), "here")
+    known = {"rank": 3, "action": "4F0", "text": "rank 3 is gone", "told_by": 2}
+    threading.Timer(0.2, lambda: board.first(known)).start()
+    cut = RuntimeError("Connection closed by peer [127.0.0.1]:2345")
+    error = failure(cut, 1, Place("1F0"), False, board)
+    assert str(error) == "rank 3 is gone\n  rank 1 was in 1F0"
+    assert (error.rank, error.action) == (3, "4F0")
 
 
 def test_a_silent_queue_is_named_by_the_others():
