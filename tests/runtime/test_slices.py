@@ -26,7 +26,7 @@ from runtime_ranks import (
 from torch import nn
 
 from hocket.cli import main
-from hocket.costs import Costs
+from hocket.costs import Costs, load_costs
 from hocket.errors import RunError
 from hocket.ir import Kind, Placement, linear, mbs_of, vshape
 from hocket.policy import all_actions, list_schedule
@@ -423,6 +423,20 @@ def test_the_stage_of_the_page_runs_in_slices_and_without(reader, capsys):
     words = ["run", "1f1b", "-p", "2", "-m", "2", "--steps", "2", "--model", "reader:build"]
     assert main([*words, "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["losses"] == pytest.approx(found["losses"], rel=1e-4)
+
+
+@pytest.mark.slow
+def test_a_profile_in_slices_has_factors_and_the_sizes_of_a_slice(tmp_path, capsys):
+    words = ["profile", "seq1f1b", "-p", "2", "-m", "2", "--steps", "3", "--layers", "2"]
+    file = str(tmp_path / "costs.toml")
+    assert main([*words, "--width", "16", "--seq", "16", "--output", file]) == 0
+    assert "F of stage 1, slice 1" in capsys.readouterr().out
+    costs = load_costs(file)
+    assert sum(costs.slice) == pytest.approx(2) and min(costs.slice) > 0
+    assert costs.bytes.message == (8 * 2 * 16 * 4, 256 * 2 * 8 * 4)  # outputs, nothing carried
+    assert main(["simulate", "seq1f1b", "-p", "2", "-m", "2", "--costs", file]) == 0
+    assert main(["simulate", "seq1f1b", "-p", "2", "-m", "2", "-o", "slices=3", "--costs", file])
+    assert "slice has 2 factors, but the schedule has 3 slices" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
