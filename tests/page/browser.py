@@ -216,6 +216,11 @@ class Tab:
         self.ask("Input.dispatchKeyEvent", type="keyUp", key=key)
         self.settle()
 
+    def hash(self) -> str:
+        """What the address holds, once the page has written its last state there."""
+        self.until("!hocket.writing")
+        return self.run("location.hash")
+
     def picture(self) -> Picture:
         """The page as it looks now."""
         return Picture(b64decode(self.ask("Page.captureScreenshot", format="png")["data"]))

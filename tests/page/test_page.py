@@ -151,9 +151,9 @@ def test_click_lights_the_chain_of_dependencies(show):
     assert sum(rgb(ground)) - (red + green + blue) < sum(rgb(ground)) - sum(rgb(FILLS["F"][0]))
     told = tab.run("document.getElementById('told').textContent")
     assert told.endswith("needs 2 actions, is needed by 9")
-    assert tab.run("location.hash") == "#sel=0.2F3"
+    assert tab.hash() == "#sel=0.2F3"
     tab.key("Escape")
-    assert tab.run("hocket.state.selected") is None and tab.run("location.hash") == ""
+    assert tab.run("hocket.state.selected") is None and tab.hash() == ""
 
 
 def test_the_critical_path_is_framed_on_a_key(show):
@@ -189,6 +189,23 @@ def test_memory_levels_end_where_they_began_and_peak_as_simulated(show):
     assert [x[-1] for x in levels] == [10, 10, 10, 10]
 
 
+def test_memory_of_a_window_starts_at_the_level_that_it_has_there(show):
+    timeline = zb()
+    tab = show(page(timeline), "t=150..200")
+    top = tab.run("hocket.canvas.getBoundingClientRect().top")
+    left, scale = tab.run("[hocket.scene.left, hocket.scene.scale]")
+    y, height = tab.run("(({y, height}) => [y, height])(hocket.scene.rows[1].memory)")
+    level = rgb(tab.run("hocket.colours.level"))
+    per_byte = (height - 1) / max(timeline.peak_bytes)
+    seen = tab.picture()
+    changes, values = (x.tolist() for x in timeline.levels("bytes")[1])
+    for t in (151, 163, 177, 188, 199):
+        value = 10 + [v for at, v in zip(changes, values, strict=True) if at <= t][-1]
+        x = 16 + left + (t - 150) * scale + 1
+        assert near(seen.at(x, top + y + height - value * per_byte + 1), level), t
+        assert not near(seen.at(x, top + y + height - value * per_byte - 2), level), t
+
+
 def test_zoom_pan_and_fit_by_wheel_keys_and_drag(show):
     tab = show(page(zb()))
     x, y = tab.run(
@@ -200,7 +217,7 @@ def test_zoom_pan_and_fit_by_wheel_keys_and_drag(show):
     tab.wheel(x, y, -400)
     assert tab.run("hocket.scene.to - hocket.scene.from") < 0.6 * (whole[1] - whole[0])
     assert tab.run(under) == pytest.approx(time, rel=1e-6)
-    assert re.fullmatch(r"#t=[\d.]+\.\.[\d.]+", tab.run("location.hash"))
+    assert re.fullmatch(r"#t=[\d.]+\.\.[\d.]+", tab.hash())
     before = tab.run("hocket.scene.from")
     tab.key("d")
     assert tab.run("hocket.scene.from") > before
@@ -219,7 +236,7 @@ def test_the_address_holds_the_whole_view(show):
     assert tab.run("hocket.colours.ground") == "#0d1117"
     assert near(tab.picture().at(5, 5), rgb("#0d1117"))
     assert "2F3: stage 2" in tab.run("document.getElementById('told').textContent")
-    assert set(tab.run("location.hash")[1:].split("&")) == set(
+    assert set(tab.hash()[1:].split("&")) == set(
         ["t=50..150", "sel=0.2F3", "show=path,memory", "theme=dark", "limit=22"]
     )
 

@@ -73,13 +73,14 @@ def test_changing_the_form_shows_another_schedule_at_once(browser, serve):
     change(tab, m="12", schedule="1f1b")
     wanted = simulate(build("1f1b", p=4, m=12)).makespan
     assert tab.run("hocket.views[0].makespan") == wanted
-    assert tab.run("location.hash") == "#q.schedule=1f1b&q.m=12"
+    assert tab.hash() == "#q.schedule=1f1b&q.m=12"
     change(tab, costs='F = 2\nI = 3\nW = 1\nunit = "ms"', beside="zb-h2", limit="3")
     costs = Costs(F=2, I=3, W=1)
     assert tab.run("hocket.views.map(view => view.makespan)") == [
         simulate(build(name, p=4, m=12), costs).makespan for name in ("1f1b", "zb-h2")
     ]
     assert tab.run("hocket.state.limit") == 3
+    tab.hash()
     shared = tab.run("location.href")
     tab.close()
     tab = browser.open(shared)

@@ -35,8 +35,17 @@ function stateAsAddress({ state, views, data }) {
 
 const digits = (value) => String(Number(value.toPrecision(8)));
 
+const WRITE_AFTER = 200; // ms: browsers refuse an address that changes many times a second
+
+function writeAddressSoon(app) {
+  clearTimeout(app.writing);
+  app.writing = setTimeout(() => writeAddress(app), WRITE_AFTER);
+}
+
 // Not a step of the browser's history: going back leaves the page, as one expects.
 function writeAddress(app) {
+  clearTimeout(app.writing);
+  app.writing = null;
   const hash = stateAsAddress(app);
   if (hash === app.written) return;
   app.written = hash;

@@ -13,7 +13,7 @@ function readColours(kinds) {
   kinds.forEach(({ colours: shades }, kind) => shades.forEach(([fill, ink], shade) => {
     colours.tiles[kind + SHADE * shade] = { fill, ink, rgb: rgbOf(fill) };
   }));
-  for (const name of ["lane", "dependency", "transfer", "end"]) {
+  for (const name of ["ground", "lane", "dependency", "transfer", "end"]) {
     colours[`${name}Rgb`] = rgbOf(colours[name]);
   }
   return colours;
@@ -33,9 +33,19 @@ function swatch(paint, text) {
   return item;
 }
 
+// Made anew only where something of it has changed: most pictures differ in their window only.
 function showLegend(app) {
+  const { state, views, colours } = app;
+  const key = JSON.stringify([state.show, state.limit, Boolean(state.selected)]);
+  const last = app.legend;
+  if (last && last.key === key && last.views === views && last.colours === colours) return;
+  app.legend = { key, views, colours };
+  document.getElementById("legend").replaceChildren(...swatches(app));
+}
+
+function swatches(app) {
   const { colours, views, data, state } = app;
-  const used = new Set(views.flatMap((view) => [...new Set(view.columns.kind)]));
+  const used = new Set(views.flatMap((view) => [...view.used]));
   const items = [];
   data.kinds.forEach(({ name }, kind) => {
     if (kind < FIRST_MESSAGE && (used.has(kind) || used.has(kind + SHADE))) {
@@ -55,7 +65,7 @@ function showLegend(app) {
   if (state.selected) {
     items.push(swatch(colours.before, "what it needs"), swatch(colours.after, "what needs it"));
   }
-  document.getElementById("legend").replaceChildren(...items);
+  return items;
 }
 
 function idleSwatches({ colours, views, state }) {

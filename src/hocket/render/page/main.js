@@ -37,6 +37,7 @@ function resize(app) {
   app.isResized = false;
   const top = app.canvas.getBoundingClientRect().top + window.scrollY;
   app.width = app.canvas.parentElement.clientWidth;
+  app.room = window.innerHeight;
   const room = Math.max(window.innerHeight - top - BELOW, LEAST_HEIGHT);
   const heads = app.views.length > 1 ? 2 * HEAD : 0;
   const needed = (sizes) => {
@@ -65,7 +66,7 @@ function afterDrawing(app) {
   const told = document.getElementById("told");
   const text = tellSelected(app);
   if (told.textContent !== text) told.textContent = text;
-  writeAddress(app);
+  writeAddressSoon(app);
 }
 
 function redrawer(app) {
@@ -105,8 +106,14 @@ async function begin() {
   app.firstDrawn = app.drawn.ms;
   afterDrawing(app);
   listen(app);
-  new ResizeObserver(() => { app.isResized = true; app.redraw(); }).observe(app.canvas.parentElement);
-  window.addEventListener("resize", () => { app.isResized = true; app.redraw(); });
+  const resized = () => {
+    if (app.canvas.parentElement.clientWidth === app.width && window.innerHeight === app.room) return;
+    app.isResized = true;
+    app.redraw();
+  };
+  new ResizeObserver(resized).observe(app.canvas.parentElement);
+  window.addEventListener("resize", resized);
+  for (const left of ["blur", "pagehide"]) window.addEventListener(left, () => writeAddress(app));
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
     applyTheme(app);
     app.redraw();

@@ -22,6 +22,7 @@ function asModel(view, kinds) {
     source: new Int32Array(columns.source.length),
     delay: columns.delay,
     onPath: new Uint8Array(count),
+    used: new Set(columns.kind),
   };
   for (let i = 0; i < count; i++) {
     for (let e = model.needStarts[i]; e < model.needStarts[i + 1]; e++) {

@@ -16,6 +16,7 @@ function paint(app, surface) {
     paintLane(app, surface, item);
     if (item.memory) paintMemory(app, surface, item);
   }
+  if (surface.putStrips) surface.putStrips();
   paintOverlays(app, surface);
   surface.rect(0, 0, scene.width, AXIS, colours.ground);
   paintMargins(app, surface);
@@ -124,57 +125,58 @@ function paintNumber(surface, number, x, y, width, height, ink) {
 
 // --- strips ------------------------------------------------------------------------------------
 
+// Work and gaps are summed up by column of pixels; what they leave free is the lane.
 function paintStrip(app, surface, { view, row, y, height }, low, high) {
   const { scene, colours, state } = app;
   const strip = surface.strip(scene.plot);
-  const factor = (strip.columns / scene.plot) * scene.scale;
-  const at = (step) => (step * view.per_step - scene.from) * factor;
-  addSpan(strip, at(0), at(view.steps), colours.laneRgb, 1, true);
-  if (state.show.gaps) addGapSpans(app, strip, view, row, at);
+  const unit = (strip.columns / scene.plot) * scene.scale * view.per_step;
+  const first = scene.from / view.per_step;
+  if (state.show.gaps) addGapSpans(app, strip, view, row, first, unit);
+  const { start, end } = view;
+  const { kind, joined } = view.columns;
   for (let k = low; k < high; k++) {
     const i = row.works[k];
-    const stop = slotStop(view, i);
-    for (let part = i; part < stop; part++) {
-      const { rgb } = colours.tiles[view.columns.kind[part]];
-      addSpan(strip, at(view.start[i]), at(view.end[i]), rgb, 1 / (stop - i), false);
+    const from = (start[i] - first) * unit;
+    const to = (end[i] - first) * unit;
+    if (!joined) addSpan(strip, from, to, colours.tiles[kind[i]].rgb, 1);
+    else {
+      const stop = slotStop(view, i);
+      for (let part = i; part < stop; part++) {
+        addSpan(strip, from, to, colours.tiles[kind[part]].rgb, 1 / (stop - i));
+      }
     }
   }
-  surface.putStrip(strip, scene.left, y, scene.plot, height, rgbOf(colours.ground));
+  const lane = [-first * unit, (view.steps - first) * unit];
+  surface.putStrip(strip, lane, scene.left, y, scene.plot, height, colours);
 }
 
-function addGapSpans({ scene, colours }, strip, view, row, at) {
+function addGapSpans({ scene, colours }, strip, view, row, first, unit) {
+  const { dependencyRgb, transferRgb, endRgb } = colours;
+  const { free, until, begin } = view;
   const [low, high] = visible(scene, view, row.busy);
   for (let k = low; k < Math.min(high + 1, row.busy.length); k++) {
     const i = row.busy[k];
-    if (view.begin[i] <= view.free[i]) continue;
-    addSpan(strip, at(view.free[i]), at(view.until[i]), colours.dependencyRgb, 1, true);
-    addSpan(strip, at(view.until[i]), at(view.begin[i]), colours.transferRgb, 1, true);
+    if (begin[i] <= free[i]) continue;
+    const middle = (until[i] - first) * unit;
+    addSpan(strip, (free[i] - first) * unit, middle, dependencyRgb, 1);
+    addSpan(strip, middle, (begin[i] - first) * unit, transferRgb, 1);
   }
-  addSpan(strip, at(row.last), at(view.steps), colours.endRgb, 1, true);
+  addSpan(strip, (row.last - first) * unit, (view.steps - first) * unit, endRgb, 1);
 }
 
-// Adds a colour over a stretch of columns, by the part of each column that it covers. The ground
-// layer (lane, gaps) is kept apart: work covers it.
-function addSpan(strip, x0, x1, rgb, weight, isGround) {
-  const a = Math.max(x0, 0);
-  const b = Math.min(x1, strip.columns);
-  if (b <= a) return;
-  const sums = isGround ? strip.ground : strip.work;
-  const last = Math.min(Math.floor(b), strip.columns - 1);
+// Adds a colour over a stretch of columns, by the part of each column that it covers.
+function addSpan({ columns, sums }, from, to, rgb, weight) {
+  const a = from > 0 ? from : 0;
+  const b = to < columns ? to : columns;
+  if (!(b > a)) return;
+  const last = Math.min(Math.floor(b), columns - 1);
   for (let column = Math.floor(a); column <= last; column++) {
-    const cover = (Math.min(b, column + 1) - Math.max(a, column)) * weight;
-    if (cover <= 0) continue;
+    const cover = ((b < column + 1 ? b : column + 1) - (a > column ? a : column)) * weight;
     const k = 4 * column;
-    if (isGround) { // a later stretch lies on top of the lane
-      const rest = 1 - cover;
-      for (let c = 0; c < 3; c++) sums[k + c] = sums[k + c] * rest + rgb[c] * cover;
-      sums[k + 3] = sums[k + 3] * rest + cover;
-    } else {
-      sums[k] += rgb[0] * cover;
-      sums[k + 1] += rgb[1] * cover;
-      sums[k + 2] += rgb[2] * cover;
-      sums[k + 3] += cover;
-    }
+    sums[k] += rgb[0] * cover;
+    sums[k + 1] += rgb[1] * cover;
+    sums[k + 2] += rgb[2] * cover;
+    sums[k + 3] += cover;
   }
 }
 
@@ -187,43 +189,52 @@ function paintMemory(app, surface, { view, row, memory }) {
   const highest = Math.max(...app.views.flatMap((v) => v.peaks), limit ?? 0) || 1;
   const unit = (memory.height - 1) / highest;
   const bottom = memory.y + memory.height;
-  for (const [x, width, value] of levelRuns(scene, view, row.rank)) {
+  forLevels(scene, view, row.rank, (x, width, value) => {
     const under = limit === null ? value : Math.min(value, limit);
     surface.rect(x, bottom - under * unit, width, under * unit, colours.level);
     if (value > under) {
       surface.rect(x, bottom - value * unit, width, (value - under) * unit, colours.over);
     }
-  }
+  });
   if (limit !== null) {
     surface.rect(scene.left, bottom - limit * unit - 0.5, scene.plot, 1, colours.over);
   }
 }
 
-// Stretches (x, width, highest value) of whole pixels with one level.
-function levelRuns(scene, view, rank) {
+// Draws stretches of whole pixels with one level: x, width, highest value.
+function forLevels(scene, view, rank, draw) {
   const { times, values } = view.memoryOfRank[rank];
   const columns = Math.ceil(scene.plot);
   const highest = new Float64Array(columns);
-  const column = (step) => Math.floor(xOf(scene, view, step) - scene.left);
-  let before = -1; // the column in which the level before this change began
-  let level = view.static[rank];
-  for (let k = 0; k <= times.length; k++) {
-    const end = column(k < times.length ? times[k] : view.steps);
-    for (let c = Math.max(before, 0); c <= Math.min(end - 1, columns - 1); c++) {
-      if (level > highest[c]) highest[c] = level;
-    }
-    if (end >= columns) break;
-    before = end;
-    if (k < times.length) level = values[k];
-    if (end >= 0 && level > highest[end]) highest[end] = level;
+  const unit = scene.scale * view.per_step;
+  const first = scene.from / view.per_step;
+  let k = firstAfter(times, first);
+  let level = k ? values[k - 1] : view.static[rank];
+  let from = 0; // the column in which this level begins
+  for (let isLast = false; !isLast && from < columns; k++) {
+    isLast = k >= times.length;
+    const x = ((isLast ? view.steps : times[k]) - first) * unit;
+    const stop = Math.min(Math.max(Math.ceil(x), from + 1), columns);
+    for (let c = from; c < stop; c++) if (level > highest[c]) highest[c] = level;
+    if (!isLast) level = values[k];
+    from = Math.max(Math.floor(x), 0);
   }
-  const runs = [];
-  for (let c = 0; c < columns; c++) {
-    const run = runs[runs.length - 1];
-    if (run && run[2] === highest[c]) run[1]++;
-    else runs.push([scene.left + c, 1, highest[c]]);
+  for (let c = 0, before = 0; c < columns; c = before) {
+    while (before < columns && highest[before] === highest[c]) before++;
+    if (highest[c] > 0) draw(scene.left + c, before - c, highest[c]);
   }
-  return runs.filter(([, , value]) => value > 0);
+}
+
+// Index of the first of these rising times that is later.
+function firstAfter(times, time) {
+  let low = 0;
+  let high = times.length;
+  while (low < high) {
+    const middle = (low + high) >> 1;
+    if (times[middle] > time) high = middle;
+    else low = middle + 1;
+  }
+  return low;
 }
 
 // --- on top of the tiles -----------------------------------------------------------------------
@@ -369,10 +380,10 @@ class CanvasSurface {
   }
 
   rect(x, y, width, height, paint, opacity = 1) {
-    this.context.globalAlpha = opacity;
     this.context.fillStyle = paint;
+    if (opacity !== 1) this.context.globalAlpha = opacity;
     this.context.fillRect(x, y, width, height);
-    this.context.globalAlpha = 1;
+    if (opacity !== 1) this.context.globalAlpha = 1;
   }
 
   frame(x, y, width, height, paint) {
@@ -382,7 +393,7 @@ class CanvasSurface {
   }
 
   text(text, x, y, size, ink, anchor) {
-    this.context.font = fontOf(size);
+    if (size !== this.size) this.context.font = fontOf(this.size = size);
     this.context.textAlign = anchor === "middle" ? "center" : anchor;
     this.context.fillStyle = ink;
     this.context.fillText(text, x, y);
@@ -409,37 +420,57 @@ class CanvasSurface {
     context.fill();
   }
 
+  // Strips are collected in one picture, a row of pixels each, and drawn when all are there.
   strip(width) {
     const columns = Math.max(1, Math.round(width * this.ratio));
-    if (!this.sums || this.sums.columns !== columns) {
-      const piece = document.createElement("canvas");
-      piece.width = columns;
-      piece.height = 1;
-      const context = piece.getContext("2d");
-      this.sums = {
-        columns, piece, context, image: context.createImageData(columns, 1),
-        ground: new Float32Array(4 * columns), work: new Float32Array(4 * columns),
-      };
-    }
-    this.sums.ground.fill(0);
-    this.sums.work.fill(0);
-    return this.sums;
+    if (this.sheet?.columns !== columns) this.sheet = makeSheet(columns);
+    this.sheet.sums.fill(0);
+    return this.sheet;
   }
 
-  // Work over the lane over the page's ground, one row of pixels stretched to the lane's height.
-  putStrip({ columns, piece, context, image, ground, work }, x, y, width, height, page) {
-    for (let k = 0; k < 4 * columns; k += 4) {
-      const covered = Math.min(work[k + 3], 1);
-      for (let c = 0; c < 3; c++) {
-        const under = ground[k + c] + page[c] * (1 - ground[k + 3]);
-        image.data[k + c] = work[k + c] + under * (1 - covered);
-      }
-      image.data[k + 3] = 255;
+  // The mean colour of every column: sums over the lane over the page's ground.
+  putStrip({ columns, sums, rows, places }, lane, x, y, width, height, colours) {
+    const at = places.length;
+    places.push([x, y, width, height]);
+    if (at >= rows.length) rows.push(new Uint32Array(columns));
+    const pixels = rows[at];
+    const [laneRed, laneGreen, laneBlue] = colours.laneRgb;
+    const [pageRed, pageGreen, pageBlue] = colours.groundRgb;
+    for (let column = 0, k = 0; column < columns; column++, k += 4) {
+      const inside = Math.min(lane[1], column + 1) - Math.max(lane[0], column);
+      const outer = inside >= 1 ? 0 : 1 - Math.max(inside, 0);
+      const free = Math.max(1 - outer - sums[k + 3], 0);
+      const red = sums[k] + laneRed * free + pageRed * outer;
+      const green = sums[k + 1] + laneGreen * free + pageGreen * outer;
+      const blue = sums[k + 2] + laneBlue * free + pageBlue * outer;
+      pixels[column] = (255 << 24) | (byte(blue) << 16) | (byte(green) << 8) | byte(red);
     }
+  }
+
+  putStrips() {
+    const { sheet } = this;
+    if (!sheet?.places.length) return;
+    const { columns, rows, places, piece } = sheet;
+    if (piece.height !== rows.length) piece.height = rows.length;
+    const context = piece.getContext("2d");
+    const image = new ImageData(columns, places.length);
+    const pixels = new Uint32Array(image.data.buffer);
+    places.forEach((_, i) => pixels.set(rows[i], i * columns));
     context.putImageData(image, 0, 0);
     this.context.imageSmoothingEnabled = false;
-    this.context.drawImage(piece, x, y, width, height);
+    places.forEach(([x, y, width, height], i) => {
+      this.context.drawImage(piece, 0, i, columns, 1, x, y, width, height);
+    });
+    places.length = 0;
   }
 }
+
+function makeSheet(columns) {
+  const piece = document.createElement("canvas");
+  piece.width = columns;
+  return { columns, piece, sums: new Float32Array(4 * columns), rows: [], places: [] };
+}
+
+const byte = (value) => (value < 255 ? (value + 0.5) | 0 : 255);
 
 const fontOf = (size) => `${size}px Inter, "Helvetica Neue", Helvetica, Arial, sans-serif`;
