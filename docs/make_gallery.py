@@ -43,6 +43,7 @@ OTHER_NAMES = """
 | DualPipe cut in half | `dualpipev` |
 | PipeOffload's group-interleaved schedule (GIS) | `group-interleaved` |
 | Chimera's direct concatenation, forward doubling, backward halving | `chimera`, option `concat` |
+| Seq1F1B-I | `seq1f1b-interleaved` |
 | naive model parallelism, the whole batch at once | `gpipe` with `m=1` |
 """
 OUTSIDE = """
@@ -87,9 +88,8 @@ microbatch in hocket walks one path, and a schedule holds its forwards and backw
 **Slices of sequences that share work.** SlimPipe is 1F1B over equal slices, as `seq1f1b`, and
 evens out their attention by sending parts of it to other ranks, which hocket does not model:
 `slice` in the costs gives each slice its own time. HelixPipe gives the attention of one layer to
-another rank for each microbatch. MEPipe interleaves slices over several stages a rank: hocket's
-types hold such an order (`slices` with a looped path), but no order of the authors could be
-checked against.
+another rank for each microbatch. MEPipe interleaves slices over several stages a
+rank, as `seq1f1b-interleaved` does; its own order could not be checked.
 
 **Samples of uneven length.** DynaPipe, SlimPack and Skrull form microbatches from the lengths of
 the samples at hand; costs in hocket are by stage and slice, the same for every microbatch.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hocket import Costs, build, simulate
+from hocket import Costs, build, check, simulate
 
 quick = settings(max_examples=25, deadline=None, derandomize=True)
 time, some = st.integers(1, 30), st.integers(0, 40)
@@ -65,8 +65,27 @@ def test_stages_in_flight_are_those_that_the_papers_give(p, m, v, data):
     assert _peaks(build("1f1b-overlap", p=p, m=m)) == [min(m, 2 * (p - r)) for r in range(p)]
     expected = [min(m * v, p - r - 1 + v) for r in range(p)]
     assert _peaks(build("seq1f1b", p=p, m=m, slices=v)) == expected
+    slices = data.draw(st.sampled_from([n for n in range(1, p + 1) if p % n == 0]))
+    s = build("seq1f1b-interleaved", p=p, m=m * p, v=v, slices=slices)
+    n = m * p * v * slices
+    expected = [min(n, (v - 1) * p + 2 * (p - 1 - r) + slices) for r in range(p)]
+    assert _peaks(s) == expected
     if m >= 2 * p:
         assert _peaks(build("zb-v", p=p, m=m)) == [2 * p] * p
+
+
+@quick
+@given(st.integers(1, 6), st.integers(1, 4), st.integers(1, 4), time, time, st.data())
+def test_interleaved_slices_take_their_formula_and_without_slices_are_interleaving(
+    p, k, v, f, b, data
+):
+    slices = data.draw(st.sampled_from([n for n in range(1, p + 1) if p % n == 0]))
+    m = k * p // slices
+    s = build("seq1f1b-interleaved", p=p, m=m, v=v, slices=slices)
+    assert simulate(s, Costs(F=f, B=b)).makespan == (m * slices * v + p - 1) * (f + b)
+    assert check(s, "rendezvous").problems == ()
+    if slices == 1:
+        assert s.renamed("interleaved") == build("interleaved", p=p, m=m, v=v, group=p)
 
 
 @pytest.mark.parametrize(

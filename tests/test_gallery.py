@@ -13,8 +13,9 @@ PAGE = make_gallery.PAGE.read_text()
 PUBLISHED = """
 GPipe 1F1B DAPPLE PipeDream-flush eager combined interleaved microbatch_group_size_per_vp_stage
 breadth-first ZB-H1 ZB-H2 ZB-1p ZB-2p ZB-V V-ZB V-Half V-Min 1F1B-V DualPipe DualPipeV GIS Seq1F1B
-Hanayo Chimera doubling halving concatenation BitPipe GEMS TeraPipe PipeDream PipeDream-2BW
-PipeMare XPipe BPipe PipeOffload OptPipe AdaPipe Merak Mario WeiPipe TawPipe RoundPipe Vocabulary
+Seq1F1B-I Hanayo Chimera doubling halving concatenation BitPipe GEMS TeraPipe PipeDream
+PipeDream-2BW PipeMare XPipe BPipe PipeOffload OptPipe AdaPipe Merak Mario WeiPipe TawPipe RoundPipe
+Vocabulary
 BigMac Optimus GraphPipe PipeFill PipeFisher SlimPipe HelixPipe MEPipe DynaPipe SlimPack Skrull STP
 dual-batch 2BP zb1f1b Tessel AdaPtis FlexPipe tabular
 """

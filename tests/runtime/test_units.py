@@ -1,4 +1,4 @@
-"""Chimera's joined units, and TeraPipe's slices, train like the unpipelined model."""
+"""Chimera's joined units, and sequences in slices, train like the unpipelined model."""
 
 from __future__ import annotations
 
@@ -21,3 +21,9 @@ def test_joined_chimera_units_train_like_the_unpipelined_model(concat, p, m, pip
 def test_terapipe_has_the_gradients_of_uncut_sequences(p, m, slices) -> None:
     schedule = build("terapipe", p=p, m=m, slices=slices)
     assert_like_whole(schedule, [Looking(s) for s in range(p)], *sequences(m + 1, 7))
+
+
+@pytest.mark.parametrize(("p", "m", "v", "slices"), [(2, 2, 2, 2), (2, 3, 2, 2), (4, 2, 1, 4)])
+def test_interleaved_slices_have_the_gradients_of_uncut_sequences(p, m, v, slices) -> None:
+    schedule = build("seq1f1b-interleaved", p=p, m=m, v=v, slices=slices)
+    assert_like_whole(schedule, [Looking(s) for s in range(p * v)], *sequences(m + 1, 7))
