@@ -16,6 +16,7 @@ import tempfile
 import time
 import zlib
 from base64 import b64decode
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -207,6 +208,14 @@ class Tab:
     def wheel(self, x: float, y: float, by: float) -> None:
         """Turns the wheel there."""
         self.ask("Input.dispatchMouseEvent", type="mouseWheel", x=x, y=y, deltaX=0, deltaY=by)
+        self.settle()
+
+    def touch(self, *steps: Sequence[tuple[float, float]]) -> None:
+        """Puts fingers down, moves them to each next places, and lifts them."""
+        for kind, places in zip(("touchStart", *["touchMove"] * len(steps)), steps, strict=False):
+            points = [{"x": x, "y": y, "id": i} for i, (x, y) in enumerate(places)]
+            self.ask("Input.dispatchTouchEvent", type=kind, touchPoints=points)
+        self.ask("Input.dispatchTouchEvent", type="touchEnd", touchPoints=[])
         self.settle()
 
     def key(self, key: str) -> None:

@@ -225,6 +225,64 @@ def test_zoom_pan_and_fit_by_wheel_keys_and_drag(show):
     assert tab.run("[hocket.scene.from, hocket.scene.to]") == whole
 
 
+def test_two_fingers_zoom_one_moves_and_a_tap_selects(show):
+    tab = show(page(zb()))
+    left, top = tab.run("(({left, top}) => [left, top])(hocket.canvas.getBoundingClientRect())")
+    x, y = left + 400, top + 60
+    under = "(hocket.scene.from + (400 - hocket.scene.left) / hocket.scene.scale)"
+    time = tab.run(under)
+    spread = [[(x - d, y), (x + d, y + 5)] for d in (50, 70, 90, 100)]
+    tab.touch(*spread)
+    whole = simulate(build("zb-h1", p=4, m=8), COSTS).makespan
+    assert tab.run("hocket.scene.to - hocket.scene.from") == pytest.approx(whole / 2, rel=0.02)
+    assert tab.run(under) == pytest.approx(time, abs=whole / 50)
+    assert tab.run("hocket.state.selected") is None
+    start = tab.run("hocket.scene.from")
+    tab.touch(*[[(x - d, y)] for d in (0, 20, 40, 80)])
+    moved = (tab.run("hocket.scene.from") - start) * tab.run("hocket.scene.scale")
+    assert moved == pytest.approx(80, abs=1)
+    tile = at(tab, "2F3")
+    tab.touch([((tile["x0"] + tile["x1"]) / 2, tile["y"] + 5)])
+    assert tab.run("document.getElementById('told').textContent").startswith("2F3: stage 2")
+
+
+def test_on_a_phone_the_tiles_have_the_width_and_nothing_sticks_out(show):
+    tab = show(page({"a": zb(), "b": simulate(build("moe-pair", p=2, m=4), Costs(unit="us"))}))
+    tab.ask(
+        "Emulation.setDeviceMetricsOverride", width=360, height=700, deviceScaleFactor=1,
+        mobile=True,
+    )  # fmt: skip
+    tab.until("hocket.width < 360")
+    tab.settle()
+    assert tab.run("hocket.scene.plot") > 240
+    assert tab.run("document.documentElement.scrollWidth") <= 360
+    assert tab.run("hocket.canvas.style.touchAction") == "pan-y"
+
+
+def test_the_legend_names_only_what_is_there(show):
+    legend = "[...document.querySelectorAll('#legend span')].map(x => x.textContent)"
+    tab = show(page(simulate(build("1f1b", p=1, m=1))))
+    assert tab.run(legend) == ["forward", "backward", "microbatches in flight"]
+    tab = show(page(zb()))
+    assert tab.run(legend)[3:6] == [
+        "idle: what it needs has not ended", "idle: the message is under way",
+        "idle: nothing left to do",
+    ]  # fmt: skip
+    tab.key("g")
+    assert tab.run(legend)[3:] == ["idle", "memory"]
+
+
+def test_only_the_lit_chain_s_messages_are_drawn_as_arrows(show):
+    tab = show(page(zb()), "sel=0.2F3")
+    arrows = """(() => { const found = [];
+        const surface = Object.create(hocket.surface, {arrow: {value: x => found.push(x)}});
+        hocket.paint(hocket, surface);
+        return found.length })()"""
+    assert tab.run(arrows) == 6  # forward through ranks 0 to 3, and back
+    tab.key("Escape")
+    assert tab.run(arrows) == 2 * 3 * 8
+
+
 def test_the_address_holds_the_whole_view(show):
     text = page(zb())
     tab = show(text, "t=50..150&sel=0.2F3&show=path,memory&theme=dark&limit=22")

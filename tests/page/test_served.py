@@ -89,6 +89,18 @@ def test_changing_the_form_shows_another_schedule_at_once(browser, serve):
     tab.close()
 
 
+def test_the_form_says_what_a_schedule_takes(browser, serve):
+    tab = browser.open(serve(build("zb-h1", p=4, m=8)).url)
+    fields = "(({v, options}) => [v.disabled, options.disabled, options.placeholder])"
+    fields += "(document.forms.form.elements)"
+    assert tab.run(fields) == [True, True, "none"]
+    change(tab, schedule="interleaved", v="2")
+    assert tab.run(fields)[:2] == [False, False] and "group=" in tab.run(fields)[2]
+    assert tab.run("document.forms.form.elements.schedule.title").startswith("needs ")
+    assert tab.complaints == []
+    tab.close()
+
+
 def test_what_cannot_be_is_told_in_hocket_s_sentence_and_the_picture_stays(browser, serve):
     tab = browser.open(serve(build("zb-h1", p=4, m=8)).url)
     change(tab, schedule="dualpipe", m="7")

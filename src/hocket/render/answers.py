@@ -104,7 +104,7 @@ def _registered(schedule: Schedule) -> Match | None:
 
 
 def served(given: Given) -> dict[str, Any]:
-    """What the form starts with: its words, and the schedules to choose from."""
+    """What the form starts with: its words, the schedules to choose from, what each takes."""
     words = given.words()
     choices = [[e.name, e.name] for e in entries()]
     if words["schedule"] == GIVEN:
@@ -113,7 +113,11 @@ def served(given: Given) -> dict[str, Any]:
         choices.insert(0, [MEASURED, given.label])
     elif words["beside"].startswith(GIVEN) and given.beside is not None:
         choices.insert(0, [words["beside"], given.beside.name])
-    return {"asked": words, "schedules": choices}
+    takes = {
+        e.name: {"v": e.takes_v, "options": list(e.options), "needs": [r.text for r in e.rules]}
+        for e in entries()
+    }
+    return {"asked": words, "schedules": choices, "takes": takes}
 
 
 def answer(given: Given, words: Words) -> dict[str, Any]:

@@ -150,10 +150,11 @@ def idle_share(timeline: Timeline, rank: int) -> float:
 def headline(timeline: Timeline) -> list[str]:
     """Name, size, makespan, span and bubble ratio, as pieces of a line."""
     s = timeline.schedule
+    slices = s.placement.slices
     name = f"{s.name} (measured)" if timeline.measured else s.name
     return [
         name,
-        f"p={s.p} m={s.m}",
+        f"p={s.p} m={s.m // slices}" + (f" in {slices} slices" if slices > 1 else ""),
         f"makespan {format_time(timeline.makespan, timeline.unit)}",
         f"span {format_time(timeline.span, timeline.unit)}",
         f"bubble ratio {timeline.bubble_ratio:.1%}",

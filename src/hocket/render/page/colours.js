@@ -5,6 +5,12 @@ const NAMES = [
   "after", "selected", "level", "over",
 ];
 
+const CAUSES = {
+  dependency: "idle: what it needs has not ended",
+  transfer: "idle: the message is under way",
+  end: "idle: nothing left to do",
+};
+
 function readColours(kinds) {
   const style = getComputedStyle(document.documentElement);
   const colours = {};
@@ -71,10 +77,9 @@ function swatches(app) {
 function idleSwatches({ colours, views, state }) {
   const items = [];
   if (state.show.gaps) {
-    items.push(
-      swatch(colours.dependency, "idle: what it needs has not ended"),
-      swatch(colours.transfer, "idle: the message is under way"),
-      swatch(colours.end, "idle: nothing left to do"));
+    for (const [cause, text] of Object.entries(CAUSES)) {
+      if (views.some((view) => view.idles[cause])) items.push(swatch(colours[cause], text));
+    }
   } else items.push(swatch(colours.lane, "idle"));
   if (state.show.memory) {
     const isBytes = views.some((view) => view.memory.quantity === "bytes");

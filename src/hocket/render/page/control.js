@@ -78,7 +78,8 @@ function select(app, view, action) {
   }
   const model = app.views[view];
   const first = slotFirst(model, action);
-  app.state.selected = { view, action: first, chain: chainOf(model, first) };
+  const chain = chainOf(model, first);
+  app.state.selected = { view, action: first, chain };
 }
 
 // The tile that keys start from: the selected one, or the first in view.
@@ -156,21 +157,25 @@ function place(app, event) {
 
 function listen(app) {
   const { canvas } = app;
+  const fingers = new Map(); // what is pressed: the pointer's number, and where it is
   let pressed = null;
   canvas.addEventListener("pointerdown", (event) => {
-    pressed = { at: place(app, event), last: place(app, event), isDrag: false };
+    const at = place(app, event);
+    fingers.set(event.pointerId, at);
+    pressed = { at, isDrag: fingers.size > 1 };
     canvas.setPointerCapture(event.pointerId);
   });
   canvas.addEventListener("pointermove", (event) => {
-    const [x, y] = place(app, event);
-    if (!pressed) return showHover(app, x, y);
-    pressed.isDrag ||= Math.hypot(x - pressed.at[0], y - pressed.at[1]) > DRAG;
-    if (pressed.isDrag) drag(app, pressed, x, y);
+    const at = place(app, event);
+    if (!fingers.has(event.pointerId)) return showHover(app, ...at);
+    pressed.isDrag ||= Math.hypot(at[0] - pressed.at[0], at[1] - pressed.at[1]) > DRAG;
+    if (pressed.isDrag) moveFinger(app, fingers, event.pointerId, at);
   });
+  const release = (event) => fingers.delete(event.pointerId);
   canvas.addEventListener("pointerup", (event) => {
-    if (pressed && !pressed.isDrag) click(app, ...place(app, event));
-    pressed = null;
+    if (release(event) && !pressed.isDrag) click(app, ...place(app, event));
   });
+  canvas.addEventListener("pointercancel", release);
   canvas.addEventListener("pointerleave", () => hideHover());
   canvas.addEventListener("wheel", (event) => turn(app, event), { passive: false });
   canvas.addEventListener("dblclick", () => perform(app, "focus"));
@@ -181,13 +186,28 @@ function listen(app) {
   });
 }
 
-function drag(app, pressed, x, y) {
-  const [lastX, lastY] = pressed.last;
-  pressed.last = [x, y];
-  pan(app, lastX - x);
-  scrollBy(app, lastY - y);
+// One finger (or the mouse) drags; two also zoom, by how far apart they are in time.
+function moveFinger(app, fingers, id, at) {
+  const before = middleAndSpread(fingers);
+  fingers.set(id, at);
+  const after = middleAndSpread(fingers);
+  pan(app, before.x - after.x);
+  scrollBy(app, before.y - after.y);
+  app.scene = makeScene(app); // the next move may come before the next picture
+  if (before.spread && after.spread) {
+    zoom(app, before.spread / after.spread, after.x);
+    app.scene = makeScene(app);
+  }
   hideHover();
   app.redraw();
+}
+
+function middleAndSpread(fingers) {
+  const xs = [...fingers.values()].map(([x]) => x);
+  const ys = [...fingers.values()].map(([, y]) => y);
+  const mean = (values) => values.reduce((sum, value) => sum + value) / values.length;
+  const spread = xs.length > 1 ? Math.max(Math.max(...xs) - Math.min(...xs), 8) : 0;
+  return { x: mean(xs), y: mean(ys), spread };
 }
 
 function click(app, x, y) {

@@ -7,7 +7,7 @@ const FIELDS = [
   { name: "p", label: "Ranks p", type: "number" },
   { name: "m", label: "Microbatches m", type: "number" },
   { name: "v", label: "Stages a rank v", type: "number" },
-  { name: "options", label: "Options", hint: "group=4" },
+  { name: "options", label: "Options" },
   { name: "beside", label: "Beside" },
   { name: "limit", label: "Memory limit a rank", type: "number" },
   { name: "costs", label: "Costs (TOML, or a profile's name)", isLong: true,
@@ -19,11 +19,25 @@ function makeForm(app) {
   form.hidden = false;
   form.replaceChildren(...FIELDS.map((field) => labelled(app.data.served, field)));
   form.addEventListener("submit", (event) => event.preventDefault());
+  showWhatItTakes(app);
   let timer = null;
   form.addEventListener("input", () => {
+    showWhatItTakes(app);
     clearTimeout(timer);
     timer = setTimeout(() => ask(app), PAUSE);
   });
+}
+
+// What the schedule takes: fields that mean nothing to it are closed, the others say what.
+function showWhatItTakes({ data }) {
+  const { schedule, p, m, v, options } = document.getElementById("form").elements;
+  const taken = data.served.takes[schedule.value];
+  const names = taken ? taken.options : [];
+  schedule.title = taken && taken.needs.length ? `needs ${taken.needs.join(", ")}` : "";
+  for (const input of [p, m]) input.disabled = !taken;
+  v.disabled = !taken?.v;
+  options.disabled = !names.length;
+  options.placeholder = names.map((name) => `${name}=`).join(" ") || "none";
 }
 
 function labelled(served, field) {
@@ -65,6 +79,7 @@ function restoreForm(app) {
     const input = form.elements.namedItem(key.slice(2));
     if (input) input.value = value;
   }
+  showWhatItTakes(app);
   return Object.keys(asked).length ? ask(app) : Promise.resolve();
 }
 

@@ -39,12 +39,8 @@ function resize(app) {
   app.width = app.canvas.parentElement.clientWidth;
   app.room = window.innerHeight;
   const room = Math.max(window.innerHeight - top - BELOW, LEAST_HEIGHT);
-  const heads = app.views.length > 1 ? 2 * HEAD : 0;
-  const needed = (sizes) => {
-    const lanes = app.views.reduce((n, view) => n + view.rows.length, 0);
-    return AXIS + heads + lanes * (sizes.lane + sizes.memory + sizes.gap);
-  };
-  app.height = Math.floor(Math.min(needed(ROOMY), room));
+  app.height = heightOf(app, rowSizes(app, Math.floor(Math.min(heightOf(app, ROOMY), room))));
+  app.height = Math.min(app.height, Math.floor(room)); // rows that do not all fit are scrolled
   app.canvas.style.height = `${app.height}px`;
   app.surface = new CanvasSurface(app.canvas, app.width, app.height);
 }
@@ -54,6 +50,8 @@ function drawNow(app) {
   if (app.isResized) resize(app);
   app.scene = makeScene(app);
   app.state.top = Math.min(app.state.top, app.scene.overflow);
+  // Where all rows are seen, a finger that moves up or down moves the page.
+  app.canvas.style.touchAction = app.scene.overflow > 0 ? "none" : "pan-y";
   paint(app, app.surface);
   app.drawn = { count: (app.drawn?.count ?? 0) + 1, ms: performance.now() - began };
 }

@@ -114,6 +114,7 @@ function binding(model, first) {
 
 // Idle before each slot: from when its queue fell free, until when what it needed had ended.
 function addGaps(model) {
+  model.idles = { dependency: false, transfer: false, end: false };
   model.free = new Int32Array(model.count);
   model.until = new Int32Array(model.count);
   for (const row of model.rows) {
@@ -126,10 +127,13 @@ function addGaps(model) {
         const held = binding(model, i);
         const ended = held === null ? begin : model.finish[held.source];
         model.until[i] = Math.min(Math.max(ended, free), begin);
+        model.idles.dependency ||= model.until[i] > free;
+        model.idles.transfer ||= model.until[i] < begin;
       }
       free = Math.max(free, model.finish[i]);
     }
     row.last = free;
+    model.idles.end ||= free < model.steps;
   }
 }
 

@@ -241,23 +241,26 @@ function firstAfter(times, time) {
 
 function paintOverlays(app, surface) {
   const { state, colours, scene } = app;
-  if (state.show.arrows) paintArrows(app, surface);
   app.views.forEach((view, index) => {
-    const selected = state.selected && state.selected.view === index ? state.selected : null;
-    const marks = [];
-    if (state.show.path) marks.push([pathOf(view), colours.path]);
-    if (selected) {
-      const { before, after } = selected.chain;
-      marks.push([before, colours.before], [after, colours.after]);
-      marks.push([[selected.action], colours.selected]);
-    }
-    if (marks.length) {
-      dim(app, surface, index);
-      for (const [actions, colour] of marks) paintMarked(app, surface, index, actions, colour);
-    }
+    const marks = marksOf(app, view, index);
+    if (marks.length) dim(app, surface, index);
+    for (const [actions, colour] of marks) paintMarked(app, surface, index, actions, colour);
+    const only = marks.length ? new Set(marks.flatMap(([actions]) => [...actions])) : null;
+    if (state.show.arrows) paintArrows(app, surface, view, index, only);
   });
   surface.rect(0, AXIS, scene.left, scene.height - AXIS, colours.ground);
   surface.rect(scene.right, AXIS, scene.width - scene.right, scene.height - AXIS, colours.ground);
+}
+
+// What is lit, the rest being dimmed: (actions, colour of their frames).
+function marksOf({ state, colours }, view, index) {
+  const marks = state.show.path ? [[pathOf(view), colours.path]] : [];
+  if (state.selected?.view === index) {
+    const { action, chain } = state.selected;
+    marks.push([chain.before, colours.before], [chain.after, colours.after]);
+    marks.push([[action], colours.selected]);
+  }
+  return marks;
 }
 
 const pathOf = (view) => view.columns.path;
@@ -285,39 +288,41 @@ function paintMarked(app, surface, index, actions, colour) {
   }
 }
 
-// Messages between ranks, from the end of what makes them to the start of what needs them.
-function paintArrows(app, surface) {
+// Messages between ranks, from the end of what makes them to the start of what needs them; only
+// those between lit tiles where there are some.
+function paintArrows(app, surface, view, index, only) {
   const { scene } = app;
-  app.views.forEach((view, index) => {
-    const items = scene.rows.filter((item) => item.index === index);
-    const rankOf = (action) => items.find(({ row }) => action < view.first[row.index + 1]);
-    let left = MOST_ARROWS;
-    for (const item of items) {
-      const [low, high] = visible(scene, view, item.row.works);
-      if ((high - low) * ARROWS_FROM > scene.plot) return;
-      const shown = [...item.row.works.subarray(low, Math.min(high + 1, item.row.works.length)),
-        ...item.row.messages];
-      for (const first of shown) {
-        for (let i = first; i < slotStop(view, first) && left > 0; i++) {
-          left -= paintArrowsTo(app, surface, item, i, rankOf);
-        }
+  const items = scene.rows.filter((item) => item.index === index);
+  const rankOf = (action) => items.find(({ row }) => action < view.first[row.index + 1]);
+  let left = MOST_ARROWS;
+  for (const item of items) {
+    const [low, high] = visible(scene, view, item.row.works);
+    if ((high - low) * ARROWS_FROM > scene.plot) return;
+    const shown = [...item.row.works.subarray(low, Math.min(high + 1, item.row.works.length)),
+      ...item.row.messages];
+    for (const first of shown) {
+      for (let i = first; i < slotStop(view, first) && left > 0; i++) {
+        if (only && !only.has(i) && !only.has(first)) continue;
+        left -= paintArrowsTo(app, surface, item, i, rankOf, only);
       }
     }
-  });
+  }
 }
 
-function paintArrowsTo({ scene, colours }, surface, item, action, rankOf) {
+function paintArrowsTo({ scene, colours }, surface, item, action, rankOf, only) {
   const { view } = item;
   let count = 0;
   for (let e = view.needStarts[action]; e < view.needStarts[action + 1]; e++) {
     const source = view.source[e];
+    if (only && !only.has(source) && !only.has(slotFirst(view, source))) continue;
     const from = rankOf(source);
     if (from.row.rank === item.row.rank) continue;
     const x0 = xOf(scene, view, view.end[source]);
     const arrives = RECEIVES.has(kindOf(view, action)) ? view.end : view.start;
     const x1 = xOf(scene, view, arrives[action]);
     if (Math.max(x0, x1) < scene.left || Math.min(x0, x1) > scene.right) continue;
-    surface.arrow(x0, from.y + from.height / 2, x1, item.y + item.height / 2, colours.faint);
+    const ink = only ? colours.ink : colours.faint;
+    surface.arrow(x0, from.y + from.height / 2, x1, item.y + item.height / 2, ink);
     count++;
   }
   return count;
@@ -335,10 +340,13 @@ function paintMargins(app, surface) {
   for (const { view, row, y, height } of scene.rows) {
     if (y + height / 2 < AXIS || y > scene.height || row.index % every) continue;
     const middle = y + height / 2;
-    surface.text(`rank ${row.name}`, scene.left - 8, middle, size, colours.ink, "end");
+    const name = scene.isNarrow ? row.name : `rank ${row.name}`;
+    surface.text(name, scene.left - (scene.isNarrow ? 4 : 8), middle, size, colours.ink, "end");
     if (row.index && view.rows[row.index - 1].rank === row.rank) continue;
     const idle = `${Math.round(100 * view.idle[row.rank])}%`;
-    surface.text(idle, scene.right + 38, middle, size, colours.faint, "end");
+    if (!scene.isNarrow) {
+      surface.text(idle, scene.right + 38, middle, size, colours.faint, "end");
+    }
     const peak = short(view.peaks[row.rank]);
     const isOver = app.state.limit !== null && view.peaks[row.rank] > app.state.limit;
     const ink = isOver ? colours.over : colours.faint;
@@ -355,8 +363,10 @@ function paintAxis(app, surface) {
     surface.rect(x, AXIS - 5, 1, 5, colours.line);
     surface.text(String(Number((k * step).toPrecision(9))), x, 9, 11, colours.faint, "middle");
   }
-  surface.text(data.unit ? `time (${data.unit})` : "time", 4, 9, 11, colours.faint, "start");
-  surface.text("idle", scene.right + 38, 9, 11, colours.faint, "end");
+  if (!scene.isNarrow) {
+    surface.text(data.unit ? `time (${data.unit})` : "time", 4, 9, 11, colours.faint, "start");
+    surface.text("idle", scene.right + 38, 9, 11, colours.faint, "end");
+  }
   const isBytes = app.views.some((view) => view.memory.quantity === "bytes");
   surface.text(isBytes ? "peak" : "in flight", scene.width - 4, 9, 11, colours.faint, "end");
 }

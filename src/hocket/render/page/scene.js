@@ -3,6 +3,7 @@
 const AXIS = 22;
 const HEAD = 20; // the name above each of two timelines
 const RIGHT = 96;
+const NARROW = 560; // pixels of a picture below which its margins hold numbers only
 const ROOMY = { lane: 28, memory: 20, gap: 6 };
 const TIGHT = { lane: 6, memory: 2, gap: 1 };
 const NEAREST = 4; // steps that fill the picture at the closest zoom
@@ -10,11 +11,12 @@ const NEAREST = 4; // steps that fill the picture at the closest zoom
 function makeScene(app) {
   const { width, height, state } = app;
   const longest = Math.max(...app.views.flatMap((v) => v.rows.map((row) => row.name.length)));
-  const left = Math.max(66, 46 + 7 * longest);
+  const isNarrow = width < NARROW;
+  const left = isNarrow ? 12 + 7 * longest : Math.max(66, 46 + 7 * longest);
+  const right = Math.max(width - (isNarrow ? 44 : RIGHT), left + 40);
   const sizes = rowSizes(app, height);
   const scene = {
-    left, right: width - RIGHT, width, height, ...sizes,
-    plot: Math.max(width - RIGHT - left, 40),
+    left, right, plot: right - left, isNarrow, width, height, ...sizes,
     from: state.from ?? 0, to: state.to ?? wholeLength(app),
     heads: [], rows: [],
   };
@@ -29,15 +31,18 @@ const wholeLength = (app) => Math.max(...app.views.map((view) => view.makespan))
 
 // Roomy rows where they fit, else all alike smaller, down to where they can still be told apart.
 function rowSizes(app, height) {
-  const lanes = app.views.reduce((n, view) => n + view.rows.length, 0);
-  const ranks = app.state.show.memory
-    ? app.views.reduce((n, view) => n + view.memoryOfRank.length, 0) : 0;
-  const heads = app.views.length > 1 ? app.views.length * HEAD : 0;
-  const needed = ({ lane, memory, gap }) => lanes * (lane + gap) + ranks * memory;
-  const room = height - AXIS - heads;
-  const part = Math.min(1, Math.max(0, (room - needed(TIGHT)) / (needed(ROOMY) - needed(TIGHT))));
+  const [least, most] = [heightOf(app, TIGHT), heightOf(app, ROOMY)];
+  const part = Math.min(1, Math.max(0, (height - least) / (most - least)));
   const mix = (name) => Math.floor(TIGHT[name] + part * (ROOMY[name] - TIGHT[name]));
-  return { lane: mix("lane"), memory: ranks ? mix("memory") : 0, gap: mix("gap") };
+  return { lane: mix("lane"), memory: app.state.show.memory ? mix("memory") : 0, gap: mix("gap") };
+}
+
+// Of the whole picture, with rows of these sizes.
+function heightOf({ views, state }, { lane, memory, gap }) {
+  const lanes = views.reduce((n, view) => n + view.rows.length, 0);
+  const ranks = views.reduce((n, view) => n + view.memoryOfRank.length, 0);
+  const heads = views.length > 1 ? views.length * HEAD : 0;
+  return AXIS + heads + lanes * (lane + gap) + (state.show.memory ? ranks * memory : 0);
 }
 
 function placeRows(app, scene) {
