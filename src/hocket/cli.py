@@ -182,11 +182,6 @@ def _add_ranges(parser: argparse.ArgumentParser) -> None:
 
 def _brought(name: str, package: str, takes_schedule: bool, args: argparse.Namespace) -> int:
     _take_output(args)
-    if name == "plan" and args.recorded:
-        from hocket.interop.whatif import what_if
-
-        found = what_if(args.recorded, time_limit=args.time, seed=args.seed)
-        return _print_json(found.as_json()) if args.json else print(found) or 0
     if name == "view" and _reads_traces(args):
         takes_schedule = False
     if takes_schedule:
@@ -195,8 +190,9 @@ def _brought(name: str, package: str, takes_schedule: bool, args: argparse.Names
         from hocket.checker import check
 
         check(args.schedule).raise_if_bad()
-        for path in (getattr(args, "trace", None), getattr(args, "output", None)):
-            _writable(path)
+    if package in ("runtime", "planner"):  # before it takes long
+        for file in ("trace", "output", "stage_costs"):
+            _writable(getattr(args, file, None))
     return getattr(import_module(f"hocket.{package}.command"), f"{name}_command")(args)
 
 

@@ -37,6 +37,11 @@ class WhatIf:
         """The share of the step that the planned order saves."""
         return 1 - float(self.plan.makespan) / float(self.now.makespan)
 
+    @property
+    def _effect(self) -> str:
+        gain = self.gain
+        return f"save {gain:.1%} of the step" if gain >= 0 else f"take {-gain:.1%} longer"
+
     def as_json(self) -> dict[str, Any]:
         """Plain data with stable keys; times in `unit`."""
         seen = self.loaded.timeline
@@ -63,7 +68,7 @@ class WhatIf:
             f"the order that ran: {format_time(self.now.makespan, unit)} under the costs read back",
             f"the order planned: {format_time(self.plan.makespan, unit)} "
             f"({self.plan.schedule.name}, {self.plan.found_by})",
-            f"it would save {self.gain:.1%} of the step; nothing in this placement is faster than "
+            f"it would {self._effect}; nothing in this placement is faster than "
             f"{format_time(self.plan.bound.value, unit)}",
         ]
         return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])

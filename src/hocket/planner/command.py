@@ -9,23 +9,31 @@ import argparse
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from hocket.costs import Costs, load_costs
+from hocket.costs import Costs, costs_toml, load_costs
 from hocket.errors import UsageError
+from hocket.ir import Schedule
 from hocket.planner.options import numbers, one_or_all
 from hocket.planner.planning import Progress, plan
 from hocket.planner.recompute import level
 from hocket.planner.report import as_json, as_text
-from hocket.planner.request import Request
+from hocket.planner.request import Plan, Request
 from hocket.planner.sensitivity import jittered, sensitivity
+from hocket.text import dumps
+
+if TYPE_CHECKING:
+    from hocket.interop.whatif import WhatIf
 
 
 def plan_command(args: argparse.Namespace) -> int:
     """Plans what the arguments ask for; 0. Raises: HocketError."""
-    request = request_of(args)
     shown = sys.stderr.isatty()
-    found = plan(request, progress=_progress if shown else None)
+    run = _from_run(args) if args.recorded else None
+    if run is None:
+        found = plan(request_of(args), progress=_progress if shown else None)
+    else:
+        found = run.plan
     if shown:
         print("\r\033[K", end="", file=sys.stderr)
     extra: dict[str, Any] = {}
@@ -33,16 +41,16 @@ def plan_command(args: argparse.Namespace) -> int:
         extra["jitter"] = jittered(found, args.jitter)
     if args.sensitivity:
         extra["sensitivity"] = sensitivity(found)
-    if args.output:
-        steady = extra.get("jitter")
-        _write(args.output, found.schedule if steady is None else steady.best)
+    best = found.schedule if "jitter" not in extra else extra["jitter"].best
+    written = _write(args, found, best)
     if args.json:
-        told = as_json(found) | {k: v.as_json() for k, v in extra.items()}
-        print(json.dumps(told))
+        told = as_json(found) if run is None else run.as_json()
+        print(json.dumps(told | {k: v.as_json() for k, v in extra.items()}))
     else:
-        print("\n\n".join([as_text(found), *map(str, extra.values())]))
-        if args.output:
-            print(f"written: {args.output}")
+        told = as_text(found) if run is None else str(run)
+        print("\n\n".join([told, *map(str, extra.values())]))
+        if written:
+            print(f"written: {', '.join(written)}")
     return 0
 
 
@@ -51,18 +59,48 @@ def request_of(args: argparse.Namespace) -> Request:
     ranks, m = numbers(args.p, "-p", int), numbers(args.m, "-m", int)
     if ranks is None or m is None or len(m) != 1:
         raise UsageError("plan needs the numbers of ranks and microbatches: give -p and -m")
-    levels = tuple(level(word) for word in args.recompute.split(",") if word)
     return Request(
         p=ranks, m=m[0], costs=load_costs(args.costs) if args.costs else Costs(),
-        memory=one_or_all(numbers(args.memory, "--memory")),
-        in_flight=one_or_all(numbers(args.in_flight, "--in-flight")),
-        shapes=tuple(word for word in args.shapes.split(",") if word),
-        v=numbers(args.v, "-v", int) or (1, 2, 4), copies=args.copies, slices=args.slices,
-        split={"split": True, "whole": False, "either": None}[args.backward],
-        recompute=levels, layers=load_costs(args.layers) if args.layers else None,
-        objective=args.objective, time_limit=args.time, rounds=args.rounds, seed=args.seed,
-        search=not args.no_search, solver=args.solver,
+        layers=load_costs(args.layers) if args.layers else None,
+        **_asked(args),
     )  # fmt: skip
+
+
+def _asked(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of a request that the arguments give; what is left out is not there."""
+    shapes = tuple(word for word in (args.shapes or "").split(",") if word)
+    given = {
+        "memory": one_or_all(numbers(args.memory, "--memory")),
+        "in_flight": one_or_all(numbers(args.in_flight, "--in-flight")),
+        "shapes": shapes or None,
+        "v": numbers(args.v, "-v", int),
+        "copies": args.copies,
+        "slices": args.slices,
+        "split": {"split": True, "whole": False, "either": None}[args.backward],
+        "recompute": tuple(level(word) for word in args.recompute.split(",") if word),
+        "objective": args.objective,
+        "time_limit": args.time,
+        "rounds": args.rounds,
+        "seed": args.seed,
+        "search": not args.no_search,
+        "solver": args.solver,
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _from_run(args: argparse.Namespace) -> WhatIf:
+    """What a better order of the recorded run would gain, within what the arguments ask."""
+    from hocket.interop.whatif import what_if
+
+    for value, word in (
+        (args.p, "-p"), (args.m, "-m"), (args.costs, "--costs"), (args.layers, "--layers")
+    ):  # fmt: skip
+        if value is not None:
+            raise UsageError(f"--from takes sizes and costs from the run; leave out {word}")
+    asked = _asked(args)
+    if "memory" in asked:
+        asked.setdefault("in_flight", None)  # instead of what the run held
+    return what_if(args.recorded, **asked)
 
 
 def _progress(now: Progress) -> None:
@@ -70,12 +108,17 @@ def _progress(now: Progress) -> None:
     print(text, end="", file=sys.stderr, flush=True)
 
 
-def _write(path: str, schedule: object) -> None:
-    from hocket.ir import Schedule
-    from hocket.text import dumps
-
-    assert isinstance(schedule, Schedule)
-    try:
-        Path(path).write_text(dumps(schedule), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+def _write(args: argparse.Namespace, found: Plan, best: Schedule) -> list[str]:
+    """Writes the best schedule and the costs of its stages where asked; the files' names."""
+    costs = next((c for _, s, c in found.finalists if s is best), found.costs)
+    texts = {
+        args.output: lambda: dumps(best),
+        args.stage_costs: lambda: costs_toml(costs, [f"of the stages of {best.name}, by plan"]),
+    }
+    for path, text in texts.items():
+        try:
+            if path:
+                Path(path).write_text(text(), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+    return [path for path in texts if path]

@@ -33,12 +33,11 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument_group("what may vary").add_argument
     add(
         "--shapes",
-        default="linear,looped,v,wave",
         metavar="LIST",
         help=f"placements to try, of {', '.join(SHAPES)} (default: linear,looped,v,wave)",
     )
-    add("--copies", type=int, default=1, metavar="N", help="most copies of weights (default: 1)")
-    add("--slices", type=int, default=1, metavar="N", help="most slices of a sequence (default: 1)")
+    add("--copies", type=int, metavar="N", help="most copies of weights (default: 1)")
+    add("--slices", type=int, metavar="N", help="most slices of a sequence (default: 1)")
     add(
         "--backward",
         choices=("split", "whole", "either"),
@@ -66,6 +65,8 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     add("--solver", action="store_true", help="prove it with OR-tools where it is small enough")
     add = parser.add_argument_group("what is shown").add_argument
     add("--output", metavar="FILE", help="write the schedule (.sched)")
+    add("--stage-costs", metavar="FILE", help="write the costs of its stages (TOML), with which "
+        "simulate, show, view and run know its times")  # fmt: skip
     add("--sensitivity", action="store_true", help="what faster links, memory, microbatches give")
     add("--jitter", type=float, metavar="X", help="prefer the order that is best when work varies "
         "by this share (0.05: 5 %%)")  # fmt: skip
