@@ -3,10 +3,11 @@
 from fractions import Fraction
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from hocket import Costs, build, check, simulate
+from hocket.schedules import closed_form, entries, settings_of
 
 quick = settings(max_examples=25, deadline=None, derandomize=True)
 time, some = st.integers(1, 30), st.integers(0, 40)
@@ -86,6 +87,32 @@ def test_interleaved_slices_take_their_formula_and_without_slices_are_interleavi
     assert check(s, "rendezvous").problems == ()
     if slices == 1:
         assert s.renamed("interleaved") == build("interleaved", p=p, m=m, v=v, group=p)
+
+
+OPTIONS = {
+    "group": st.integers(1, 12),
+    "slices": st.integers(1, 4),
+    "pipes": st.sampled_from([2, 4]),
+    "concat": st.sampled_from(["direct", "doubling", "halving"]),
+}
+
+
+@settings(
+    max_examples=60, deadline=None, derandomize=True,
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+)  # fmt: skip
+@given(st.sampled_from([e for e in entries() if e.formula and e.options]), st.data())
+def test_registered_formulas_hold_with_any_options(entry, data):
+    p, m, v = (data.draw(st.integers(1, n)) for n in (8, 24, 4))
+    options = {k: data.draw(OPTIONS[k]) for k in entry.options if k in OPTIONS}
+    v = v if entry.takes_v else None
+    chosen = settings_of(entry, p, m, v, options)
+    assume(not entry.broken(chosen))
+    costs = Costs(*(data.draw(time) for _ in "FIW"), latency=data.draw(st.integers(0, 3)))
+    expected = closed_form(entry, chosen, costs)
+    assume(expected is not None)
+    t = simulate(build(entry.name, p=p, m=m, v=v, **options), costs)
+    assert getattr(t, entry.formula.metric) == expected
 
 
 @pytest.mark.parametrize(
