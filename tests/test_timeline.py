@@ -1,5 +1,8 @@
 """What a timeline tells: reasons of gaps, critical path, memory levels."""
 
+from dataclasses import replace
+
+import numpy as np
 from common import written
 from hocket import Bytes, Costs, build, simulate
 from hocket.ir import Queue
@@ -22,6 +25,15 @@ def test_a_gap_behind_a_blocking_receive_names_the_send():
     assert [str(g) for g in t.gaps(Queue(1))][:2] == [
         "1F0 on 1 waits for 0SEND_F0, which runs on 0",
         "1F0 on 1 waits for 0SEND_F0, which is under way from 0",
+    ]
+
+
+def test_a_measured_gap_in_which_nothing_was_missing_says_so():
+    t = simulate(build("gpipe", p=1, m=2))
+    late = np.array([0, 2, 2, 2])
+    run = replace(t, start=t.start + late, end=t.end + late)
+    assert [str(g) for g in run.gaps(Queue(0))] == [
+        "0F1 on 0 has what it needs, but has not started"
     ]
 
 

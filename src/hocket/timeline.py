@@ -43,7 +43,7 @@ class Gap(NamedTuple):
         if self.before is None:
             return f"{self.queue} has nothing left to do"
         if self.waits_for is None:
-            return f"{self.before} on {self.queue} waits"
+            return f"{self.before} on {self.queue} has what it needs, but has not started"
         verb = "is under way from" if self.cause == "transfer" else "runs on"
         return (
             f"{self.before} on {self.queue} waits for {self.waits_for}, "
