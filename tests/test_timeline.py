@@ -3,6 +3,7 @@
 from dataclasses import replace
 
 import numpy as np
+
 from common import written
 from hocket import Bytes, Costs, build, simulate
 from hocket.ir import Queue
