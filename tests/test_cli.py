@@ -119,7 +119,7 @@ def test_compare_takes_names_with_options(capsys):
          "there is no transport 'pigeon'; choose from tagged, ordered, rendezvous"),
         (["show", "chimera:pipes=0", "-p", 4, "-m", 8], 2, None),
         (["show", "1f1b", "-p", 4, "-m", 4, "--width", -5], 2,
-         "--width is -5; it must be 40 or more"),
+         "--width is -5; it must be 20 or more"),
         (["show", "interleaved", "-p", 4, "-m", 8, "-o", "p=2"], 2,
          "p is given twice: -p 4 and p=2"),
         (["show", "interleaved", "-p", 4, "-m", 8, "-o", "group=4", "-o", "group=8"], 2,

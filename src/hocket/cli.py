@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 _SCHEDULE_HELP = "a name from `hocket list`, name:key=value,..., module:function, or a .sched file"
 
 
-_NARROWEST = 40  # columns of a grid
+_NARROWEST = 20  # columns of a grid
 _SHOWN = ("grid", "sched", "json", "svg", "pdf")
 _FOREIGN = (".json", ".gz", ".pftrace", ".csv")
 _LARGE = 100_000  # actions from which on a trace is measured before it is written

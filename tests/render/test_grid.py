@@ -134,7 +134,7 @@ def test_every_tile_stands_at_its_time_with_kind_and_microbatch(schedule):
 
 
 @settings(max_examples=150, deadline=None)
-@given(SMALL, st.integers(50, 240), st.booleans(), st.booleans())
+@given(SMALL, st.integers(20, 240), st.booleans(), st.booleans())
 def test_lines_fit_the_width_rows_are_equally_long_and_no_spaces_trail(
     schedule, width, colour, ascii
 ):
@@ -147,6 +147,27 @@ def test_lines_fit_the_width_rows_are_equally_long_and_no_spaces_trail(
     assert ("\x1b" in text) == colour
     assert ascii is False or text.isascii()
     assert text == grid(timeline, width=width, colour=colour, ascii=ascii)
+
+
+def test_below_40_columns_the_tiles_get_the_room_of_the_shares_and_peaks():
+    text = grid(simulate(one_f_one_b(2, 4)), width=24)
+    assert text.splitlines()[:7] == [
+        "1f1b  p=2 m=4",
+        "makespan 15  span 15",
+        "bubble ratio 20.0%",
+        "0│FF··B FB FB ·B │",
+        " │01  0 21 32  3 │",
+        "1│·FB FB FB FB ··│",
+        " │ 00 11 22 33   │",
+    ]
+
+
+def test_in_the_narrowest_terminal_no_line_is_longer_than_20_columns(monkeypatch):
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "7")
+    for schedule in (dualpipe(), one_f_one_b(100, 2)):
+        lines = grid(simulate(schedule)).splitlines()
+        assert max(map(len, lines)) == 20
 
 
 @settings(deadline=None)

@@ -23,6 +23,8 @@ from hocket.render.tiles import Drawing
 from hocket.timeline import Timeline
 
 PIPED_WIDTH = 200
+NARROWEST = 20  # columns; a narrower terminal breaks the lines itself
+BARE = 40  # columns below which idle shares and peaks are left out
 MOST_ROWS = 64  # more queues than this are grouped
 MOST_LINES = 96  # styles with several lines a queue are left out beyond this
 NUMBERED_ROWS = 16  # a sampled grid of at most this many rows has a line of numbers under each
@@ -36,12 +38,13 @@ def grid(
 
     `F3` is the forward of microbatch 3, `F3+B1` a fused slot; dots are idle. To the right of a
     rank: the part of its time in which it idles, and its peak of microbatches in flight. Column
-    widths are exact where times allow. `width` (left out: the terminal's, 200 when piped) is
-    kept by dropping spaces, putting numbers under the letters, writing them downwards, and at
-    last by sampling; the legend says what a column is. `colour` adds ANSI colours, `ascii` keeps
-    to ASCII characters.
+    widths are exact where times allow. `width` (left out: the terminal's, 200 when piped; 20 at
+    least) is kept by leaving out what stands to the right (below 40), dropping spaces, putting
+    numbers under the letters, writing them downwards, and at last by sampling; the legend says what
+    a column is. `colour` adds ANSI colours, `ascii` keeps to ASCII characters.
     """
-    picture = _Picture.of(timeline, width or _terminal_width(), colour, ASCII if ascii else UNICODE)
+    columns = max(width or _terminal_width(), NARROWEST)
+    picture = _Picture.of(timeline, columns, colour, ASCII if ascii else UNICODE)
     return "\n".join(picture.text())
 
 
@@ -74,7 +77,8 @@ class _Margins:
     @property
     def columns(self) -> int:
         """Columns taken, with the two sides and the space before the right one."""
-        return len(self.left[0]) + len(self.right[0]) + 3
+        right = len(self.right[0])
+        return len(self.left[0]) + 2 + (1 + right if right else 0)
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class _Picture:
         n = len(timeline.schedule.queues)
         size = math.ceil(n / MOST_ROWS)
         groups = [range(i, min(i + size, n)) for i in range(0, n, size)]
-        margins = _margins(timeline, groups)
+        margins = _margins(timeline, groups, bare=width < BARE)
         room = max(width - margins.columns, 8)
         styles = (COLOUR_STYLES if colour else PLAIN_STYLES) if size == 1 else ()
         style, scale = _choose(timeline.schedule, drawn, styles, room)
@@ -171,6 +175,8 @@ class _Picture:
 
     def _head(self) -> list[str]:
         lines = _wrap(tiles.headline(self.timeline), self.width)
+        if not self.margins.right[0]:
+            return lines
         total = self.margins.columns + self.scale.columns
         right = "idle, peak in flight"
         if len(lines[-1]) + 2 + len(right) <= total:
@@ -352,7 +358,7 @@ def _needs(schedule: Schedule, style: Style) -> Array:
 # --- text ---------------------------------------------------------------------------------
 
 
-def _margins(timeline: Timeline, groups: list[range]) -> _Margins:
+def _margins(timeline: Timeline, groups: list[range], *, bare: bool) -> _Margins:
     queues = timeline.schedule.queues
     left, idle, peak, seen = [], [], [], set()
     for group in groups:
@@ -366,14 +372,14 @@ def _margins(timeline: Timeline, groups: list[range]) -> _Margins:
     wide = [max(map(len, texts)) for texts in (left, idle, peak)]
     return _Margins(
         [x.rjust(wide[0]) if x.isdigit() else x.ljust(wide[0]) for x in left],
-        [f"{a:>{wide[1]}} {b:>{wide[2]}}" for a, b in zip(idle, peak, strict=True)],
+        ["" if bare else f"{a:>{wide[1]}} {b:>{wide[2]}}" for a, b in zip(idle, peak, strict=True)],
     )
 
 
 def _wrap(pieces: list[str], width: int) -> list[str]:
     """Pieces two spaces apart, as many on a line as fit; escape sequences take no room."""
     lines, used = [""], 0
-    for piece in pieces:
+    for piece in (part for whole in pieces for part in _broken(whole, width)):
         size = len(_plain(piece))
         if used and used + 2 + size > width:
             lines.append("")
@@ -381,6 +387,11 @@ def _wrap(pieces: list[str], width: int) -> list[str]:
         lines[-1] += ("  " if used else "") + piece
         used += size + (2 if used else 0)
     return lines
+
+
+def _broken(piece: str, width: int) -> list[str]:
+    """A piece as it is, or in several where it is wider than a line."""
+    return [piece] if len(_plain(piece)) <= width else textwrap.wrap(piece, width)
 
 
 def _plain(text: str) -> str:
