@@ -65,17 +65,18 @@ def chimera(
 ) -> Schedule:
     """1F1B in `pipes` directions at once: half the bubble of 1F1B with two copies of the weights.
 
-    The basic unit has p microbatches. `concat` says how more are run: `direct` joins units end to
+    The basic unit has p microbatches. `concat` says how more are run. `direct` joins units end to
     end, which loses (p/pipes - 1)(B - F) twice at every joint. `doubling` makes units of 2p: a
     forward slot runs two microbatches, a backward slot one of them, so that units join without
     a bubble for F <= B <= 2F, with 2p in flight. `halving` is the same order: a microbatch of
-    it is half of one of direct's, so m counts halves, p whole ones are in flight, and messages
-    and backwards are half as large. The two forwards of a slot are two actions here, the first
-    sent while the second runs. `greedy` is the best of direct and a few greedy orders, which
-    start a unit inside the last one's bubble: 52, against 58 direct and 51 doubling, for p=4
-    m=16, F=1 B=2. limit, for greedy: microbatches in flight per rank; left out, p (the paper's
-    fullest rank), and for more than 2p microbatches p // (4 pipes) more, which hide latency in
-    deep pipelines. Weights and their gradients are held `pipes` times.
+    it is half of one of direct's, so m counts halves, p whole ones are in flight, and backwards
+    and messages are half as large, which may cost efficiency. The two forwards of a slot are two
+    actions here, the first sent while the second runs. `greedy` is the unit for m = p, else the
+    best of direct and a few greedy orders, which start a unit inside the last one's bubble: 52,
+    against 58 direct and 51 doubling, for p=4 m=16, F=1 B=2. limit, for greedy: microbatches in
+    flight per rank; left out, p (the paper's fullest rank), and for more than 2p microbatches
+    p // (4 pipes) more, which hide latency in deep pipelines. Weights and their gradients are
+    held `pipes` times.
 
     >>> from hocket import build, dumps
     >>> print(dumps(build("chimera", p=4, m=4)), end="")
