@@ -270,6 +270,9 @@ def _likeness(a: Schedule, b: Schedule) -> float:
 # --- what a change did -------------------------------------------------------------------------
 
 
+ROUNDING = 1e-9  # a smaller part of a number is no change of it
+
+
 class Change(NamedTuple):
     """What became of one number."""
 
@@ -278,8 +281,9 @@ class Change(NamedTuple):
 
     @property
     def by(self) -> Number:
-        """After minus before."""
-        return self.after - self.before
+        """After minus before; 0 where they differ in the rounding of floats only."""
+        change = self.after - self.before
+        return 0 if abs(change) <= ROUNDING * max(abs(self.before), abs(self.after)) else change
 
 
 class Diff(NamedTuple):
@@ -393,7 +397,7 @@ def path_time(timeline: Timeline) -> dict[str, Number]:
     for step in timeline.critical_path():
         kinds = "+".join(dict.fromkeys(action.kind.name for action in step.slot))
         out[kinds] = out.get(kinds, 0) + step.end - step.start
-        if step.start > last:
+        if step.start - last > ROUNDING * timeline.makespan:
             out["waiting"] = out.get("waiting", 0) + step.start - last
         last = step.end
     return out

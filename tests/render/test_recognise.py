@@ -132,3 +132,9 @@ def test_limits_are_told_one_sentence_each():
         "the peak is 8 bytes, the limit 7",
     ]
     json.dumps(found.as_json())
+
+
+def test_the_rounding_of_floats_is_no_change():
+    costs = Costs(F=63.16 / 7, I=12.1, W=0.3, latency=0.7)
+    text = str(diff(build("1f1b", p=4, m=8), build("zb-h1", p=4, m=8), costs))
+    assert "e-" not in text and ", as before" in text.partition("critical path: ")[2]

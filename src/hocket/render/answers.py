@@ -9,6 +9,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class Given:
     @classmethod
     def of_trace(cls, found: Any, costs: str | None = None, limit: float | None = None) -> Given:
         """What traces say (a `Loaded` of interop): times above what their costs predict."""
-        match = recognise(found.schedule)
+        match = _recognised(found.schedule)
         said = [*([] if match is None else [str(match)]), *found.notes]
         label = "measured" if found.spread or found.schedule.name == "measured" else "trace"
         own = _registered(found.schedule)
@@ -97,9 +98,15 @@ class Given:
             raise CostError(f"{source}: cannot be read: {error.strerror}") from None
 
 
+@lru_cache(maxsize=4)
+def _recognised(schedule: Schedule) -> Match | None:
+    """Asked several times of one order: to find the nearest takes seconds."""
+    return recognise(schedule)
+
+
 def _registered(schedule: Schedule) -> Match | None:
     """The registered schedule that this is exactly, numbers of microbatches included."""
-    match = recognise(schedule)
+    match = _recognised(schedule)
     return match if match is not None and match.is_same and not match.renamed else None
 
 
