@@ -2,8 +2,10 @@
 
 import json
 import re
+from base64 import b64decode
 
 import pytest
+from browser import Picture
 
 from hocket import Costs, build, dumps, simulate
 from hocket.costs import Bytes
@@ -379,15 +381,33 @@ def test_the_sched_text_is_hocket_s_own(show):
         assert tab.run("hocket.asSched(hocket.views[0])") == dumps(schedule)
 
 
-def test_svg_of_the_view_is_xml_with_a_rect_for_every_tile(show):
+def test_svg_of_the_view_has_a_rect_for_every_tile_a_heading_and_a_legend(show):
     from xml.etree import ElementTree
 
     tab = show(page(zb()))
     root = ElementTree.fromstring(tab.run("hocket.asSvg(hocket)"))
-    fills = [e.get("fill") for e in root.iter("{http://www.w3.org/2000/svg}rect")]
-    assert [fills.count(FILLS[k][0]) for k in "FIW"] == [32, 32, 32]
+    rects = list(root.iter("{http://www.w3.org/2000/svg}rect"))
+    fills = [e.get("fill") for e in rects]
+    assert [fills.count(FILLS[k][0]) for k in "FIW"] == [33, 33, 33]  # 32, and in the legend
     texts = [e.text for e in root.iter("{http://www.w3.org/2000/svg}text")]
     assert "rank 3" in texts and texts.count("7") == 12
+    assert texts[0].startswith("zb-h1  ·  p=4 m=8  ·  makespan 313 us")
+    assert "idle: the message is under way" in texts
+    height = float(root.get("height"))
+    assert all(float(e.get("y")) + float(e.get("height")) <= height + 0.01 for e in rects)
+
+
+def test_png_of_the_view_is_the_picture_between_heading_and_legend(show):
+    tab = show(page(zb()))
+    made = Picture(b64decode(tab.run("hocket.asCanvas(hocket).toDataURL().split(',')[1]")))
+    seen = tab.picture()
+    left, top, width, height = tab.run("""(({left, top, width, height}) =>
+        [left, top, width, height])(hocket.canvas.getBoundingClientRect())""")
+    assert made.width == width and made.height > height + 2 * 26
+    for x, y in ((100, 30), (300, 36), (500, 90), (700, 200)):
+        assert made.at(x, y + 26) == seen.at(x + left, y + top), (x, y)
+    swatch = {made.at(13, y) for y in range(26 + int(height), made.height)}
+    assert rgb(FILLS["F"][0]) in swatch
 
 
 def test_the_downloaded_trace_is_the_one_that_simulate_writes(show):

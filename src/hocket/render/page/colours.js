@@ -31,7 +31,7 @@ function rgbOf(hex) {
   return [value >> 16, (value >> 8) & 255, value & 255];
 }
 
-function swatch(paint, text) {
+function swatch([paint, text]) {
   const item = document.createElement("span");
   const colour = document.createElement("i");
   colour.style.background = paint;
@@ -46,45 +46,46 @@ function showLegend(app) {
   const last = app.legend;
   if (last && last.key === key && last.views === views && last.colours === colours) return;
   app.legend = { key, views, colours };
-  document.getElementById("legend").replaceChildren(...swatches(app));
+  document.getElementById("legend").replaceChildren(...legend(app).map(swatch));
 }
 
-function swatches(app) {
+// Every colour of the picture and what it stands for.
+function legend(app) {
   const { colours, views, data, state } = app;
   const used = new Set(views.flatMap((view) => [...view.used]));
   const items = [];
   data.kinds.forEach(({ name }, kind) => {
     if (kind < FIRST_MESSAGE && (used.has(kind) || used.has(kind + SHADE))) {
-      items.push(swatch(colours.tiles[kind].fill, name));
+      items.push([colours.tiles[kind].fill, name]);
     }
   });
   const shaded = views.find((view) => view.shade);
   if (shaded) {
     const first = [0, 1, 2, 3].find((kind) => used.has(kind + SHADE));
     const meaning = shaded.shade.replace(/^is /, "");
-    items.push(swatch(colours.tiles[first + SHADE].fill, `lighter: ${meaning}`));
+    items.push([colours.tiles[first + SHADE].fill, `lighter: ${meaning}`]);
   }
   const hasMessages = (view) => view.columns.before || view.rows.some((row) => row.messages.length);
-  if (views.some(hasMessages)) items.push(swatch(colours.tiles[FIRST_MESSAGE].fill, "message"));
-  items.push(...idleSwatches(app));
-  if (state.show.path) items.push(swatch(colours.path, "critical path"));
+  if (views.some(hasMessages)) items.push([colours.tiles[FIRST_MESSAGE].fill, "message"]);
+  items.push(...legendOfIdle(app));
+  if (state.show.path) items.push([colours.path, "critical path"]);
   if (state.selected) {
-    items.push(swatch(colours.before, "what it needs"), swatch(colours.after, "what needs it"));
+    items.push([colours.before, "what it needs"], [colours.after, "what needs it"]);
   }
   return items;
 }
 
-function idleSwatches({ colours, views, state }) {
+function legendOfIdle({ colours, views, state }) {
   const items = [];
   if (state.show.gaps) {
     for (const [cause, text] of Object.entries(CAUSES)) {
-      if (views.some((view) => view.idles[cause])) items.push(swatch(colours[cause], text));
+      if (views.some((view) => view.idles[cause])) items.push([colours[cause], text]);
     }
-  } else items.push(swatch(colours.lane, "idle"));
+  } else items.push([colours.lane, "idle"]);
   if (state.show.memory) {
     const isBytes = views.some((view) => view.memory.quantity === "bytes");
-    items.push(swatch(colours.level, isBytes ? "memory" : "microbatches in flight"));
-    if (state.limit !== null) items.push(swatch(colours.over, "limit, and what is above it"));
+    items.push([colours.level, isBytes ? "memory" : "microbatches in flight"]);
+    if (state.limit !== null) items.push([colours.over, "limit, and what is above it"]);
   }
   return items;
 }

@@ -16,11 +16,52 @@ const picked = (app) => Number(document.getElementById("picked").value || 0);
 
 const fileName = (view) => view.label.replace(/[^\w.-]+/g, "-").replace(/^-+|-+$/g, "") || "hocket";
 
-function asSvg(app) {
-  const { scene, views } = app;
-  const surface = new SvgSurface(scene.width, scene.height, views.map((v) => v.label).join(", "));
+const LINE = 18; // pixels
+const EDGE = 8;
+
+// The picture on a surface of its own, its headings above and its legend below.
+function drawWhole(app, makeSurface) {
+  const { scene, views, colours } = app;
+  const entries = placedLegend(app);
+  const top = views.length * LINE + EDGE;
+  const height = top + scene.height + (entries.at(-1)?.y ?? 0) + LINE + 2 * EDGE;
+  const surface = makeSurface(scene.width, height);
+  surface.rect(0, 0, scene.width, height, colours.ground);
+  views.forEach(({ label, facts }, i) => {
+    const text = [label, ...facts].join("  ·  ");
+    surface.text(text, EDGE, EDGE + i * LINE + 5, 13, colours.ink, "start");
+  });
+  surface.shift(top);
   paint(app, surface);
-  return surface.toString();
+  surface.shift(scene.height + EDGE);
+  for (const { x, y, paint: colour, text } of entries) {
+    surface.rect(x, y, 11, 11, colour);
+    surface.text(text, x + 16, y + 6, 11, colours.faint, "start");
+  }
+  return surface;
+}
+
+function placedLegend(app) {
+  let x = EDGE;
+  let y = 0;
+  return legend(app).map(([paint, text]) => {
+    const width = 36 + 6 * text.length;
+    if (x > EDGE && x + width > app.scene.width) [x, y] = [EDGE, y + LINE];
+    const entry = { x, y, paint, text };
+    x += width;
+    return entry;
+  });
+}
+
+function asSvg(app) {
+  const title = app.views.map((view) => view.label).join(", ");
+  return drawWhole(app, (width, height) => new SvgSurface(width, height, title)).toString();
+}
+
+function asCanvas(app) {
+  const canvas = document.createElement("canvas");
+  drawWhole(app, (width, height) => new CanvasSurface(canvas, width, height));
+  return canvas;
 }
 
 // The order as hocket's text; the head (names, paths) came with the data.
@@ -80,7 +121,7 @@ function perfettoReady(other, base) {
 
 const EXPORTS = {
   svg: (app) => download(`${fileName(app.views[0])}.svg`, asSvg(app), "image/svg+xml"),
-  png: (app) => new Promise((resolve) => app.canvas.toBlob((blob) => {
+  png: (app) => new Promise((resolve) => asCanvas(app).toBlob((blob) => {
     download(`${fileName(app.views[0])}.png`, blob, "image/png");
     resolve();
   })),

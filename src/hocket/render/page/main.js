@@ -90,7 +90,7 @@ function selectWanted(app) {
 async function begin() {
   const app = { canvas: document.getElementById("picture"), isResized: true };
   const data = JSON.parse(document.getElementById("data").textContent);
-  window.hocket = Object.assign(app, { drawNow, paint, probe, asSched, asSvg, chainOf }); // for tests
+  window.hocket = Object.assign(app, { drawNow, paint, probe, asSched, asSvg, asCanvas, chainOf }); // for tests
   await showData(app, data);
   app.state = stateFromAddress(data);
   app.redraw = redrawer(app);

@@ -389,6 +389,10 @@ class CanvasSurface {
     this.context.textBaseline = "middle";
   }
 
+  shift(y) {
+    this.context.translate(0, y);
+  }
+
   rect(x, y, width, height, paint, opacity = 1) {
     this.context.fillStyle = paint;
     if (opacity !== 1) this.context.globalAlpha = opacity;

@@ -6,22 +6,27 @@ class SvgSurface {
     this.height = height;
     this.title = title;
     this.parts = [];
-    this.numbers = [];
+    this.y = 0; // of what is drawn from here on
+  }
+
+  shift(y) {
+    this.y += y;
   }
 
   rect(x, y, width, height, paint, opacity = 1) {
     const see = opacity === 1 ? "" : ` opacity="${opacity}"`;
-    this.parts.push(`<rect ${at(x, y)} ${sized(width, height)} fill="${paint}"${see}/>`);
+    const place = at(x, y + this.y);
+    this.parts.push(`<rect ${place} ${sized(width, height)} fill="${paint}"${see}/>`);
   }
 
   frame(x, y, width, height, paint) {
     const size = sized(Math.max(width - 2, 1), Math.max(height - 2, 1));
     this.parts.push(
-      `<rect ${at(x + 1, y + 1)} ${size} fill="none" stroke="${paint}" stroke-width="2"/>`);
+      `<rect ${at(x + 1, y + this.y + 1)} ${size} fill="none" stroke="${paint}" stroke-width="2"/>`);
   }
 
   text(text, x, y, size, ink, anchor) {
-    const place = `${at(x, y + size * 0.36)} font-size="${size}" text-anchor="${anchor}"`;
+    const place = `${at(x, y + this.y + size * 0.36)} font-size="${size}" text-anchor="${anchor}"`;
     this.parts.push(`<text ${place} fill="${ink}">${escapeXml(text)}</text>`);
   }
 
@@ -30,7 +35,8 @@ class SvgSurface {
   }
 
   arrow(x0, y0, x1, y1, paint) {
-    const ends = `x1="${short2(x0)}" y1="${short2(y0)}" x2="${short2(x1)}" y2="${short2(y1)}"`;
+    const [top, bottom] = [short2(y0 + this.y), short2(y1 + this.y)];
+    const ends = `x1="${short2(x0)}" y1="${top}" x2="${short2(x1)}" y2="${bottom}"`;
     this.parts.push(`<line ${ends} stroke="${paint}" marker-end="url(#tip)"/>`);
   }
 
