@@ -244,6 +244,19 @@ class _Broken(nn.Module):
         raise ValueError("a bad day")
 
 
+class Exchanging(nn.Module):
+    """Waits for the other replica, as an all-to-all does."""
+
+    def __init__(self, group):
+        super().__init__()
+        self.group = group
+
+    def forward(self, x):
+        there = torch.ones(2)
+        self.group.alltoall_base(torch.empty(2), there, [1, 1], [1, 1]).wait()
+        return x * 1
+
+
 @pytest.mark.parametrize("stage", range(8))
 def test_a_failure_in_any_thread_ends_all_ranks_with_one_error(stage):
     schedule = build("moe-pair", p=2, m=4)
@@ -321,6 +334,38 @@ def test_a_stage_whose_own_messages_broke_leaves_the_word_to_who_knows_more():
     assert (error.rank, error.action) == (3, "4F0")
 
 
+def test_a_replica_that_hangs_is_named_by_the_one_whose_all_to_all_waits_for_it():
+    schedule = build("moe-pair", p=1, m=2)
+    release = threading.Event()
+
+    class Stuck(nn.Module):
+        def forward(self, x):
+            release.wait(20)
+            return x
+
+    def rank(r, g):
+        limit = timedelta(seconds=2)
+        group = dist.ProcessGroupGloo(dist.PrefixStore("experts", g.store), r, 2, limit)
+        own = dist.ProcessGroupGloo(dist.PrefixStore(f"own{r}", g.store), 0, 1, limit)
+        stages = dict(enumerate(blocks(4)))
+        stages[1] = Exchanging(group)
+        if r == 1:
+            stages[0] = Stuck()
+        pipe = Pipeline(
+            schedule, stages, mean_square, group=own, data_parallel=group, store=g.store, timeout=2
+        )
+        try:
+            pipe.step(*batch(4))
+        finally:
+            release.set()
+
+    first = on_ranks(2, rank, raises=False)[0]
+    assert isinstance(first, RunError)
+    assert (first.rank, first.action) == (1, "0F0")
+    assert str(first).startswith("rank 1 does not answer in 0F0:\n  rank 0 was in 1F0, waiting for "
+                                 "0F0 of rank 1\n  rank 1 has been in 0F0 for ")  # fmt: skip
+
+
 def test_a_silent_queue_is_named_by_the_others():
     schedule = build("moe-pair", p=2, m=2)
     release = threading.Event()
@@ -348,18 +393,6 @@ def test_a_silent_queue_is_named_by_the_others():
 
 def test_failure_of_a_replica_is_named_by_its_number_among_all_processes():
     schedule = build("moe-pair", p=1, m=2)
-
-    class Exchanging(nn.Module):
-        """Waits for the other replica, as an all-to-all does."""
-
-        def __init__(self, group):
-            super().__init__()
-            self.group = group
-
-        def forward(self, x):
-            there = torch.ones(2)
-            self.group.alltoall_base(torch.empty(2), there, [1, 1], [1, 1]).wait()
-            return x * 1
 
     def rank(r, g):
         stages = dict(enumerate(blocks(4)))

@@ -69,10 +69,13 @@ def _consumer(program: Program, entry: Entry) -> str:
 
 
 class Board:
-    """The store of a process group, for the few words that ranks leave each other on failure."""
+    """The store of a process group, for the few words that ranks leave each other on failure.
 
-    def __init__(self, store: Any, prefix: str) -> None:
-        self.store, self.prefix = store, prefix
+    others: the ranks that the stages of this one may exchange messages of their own with.
+    """
+
+    def __init__(self, store: Any, prefix: str, others: Sequence[int] = ()) -> None:
+        self.store, self.prefix, self.others = store, prefix, others
         self.gone = False  # the store died with its rank
 
     def first(self, record: dict[str, Any]) -> dict[str, Any]:
@@ -176,6 +179,9 @@ def failure(
 def _record(
     error: BaseException, rank: int, at: Place, communicating: bool, board: Board
 ) -> dict[str, Any]:
+    late = _late(at, board) if isinstance(error, RuntimeError) and _timed_out(error) else None
+    if not communicating and late is not None:
+        return _hang(rank, at._replace(waits_for=late), board)
     if not communicating:
         what = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
         text = f"rank {rank} failed in {at.action}: {what}"
@@ -186,6 +192,15 @@ def _record(
         text = f"{who} is gone (killed?): rank {rank} was {at}, when the connection broke"
         return {"rank": culprit, "action": action, "text": text, "told_by": rank}
     return _hang(rank, at, board)
+
+
+def _late(at: Place, board: Board) -> tuple[int, str] | None:
+    """Which of the others stands still elsewhere, and where, once a message of a stage's own is."""
+    for other in board.others:
+        said = board.heard(other)
+        if said is not None and said["action"] != at.action:
+            return other, said["action"]
+    return None
 
 
 def _cut_off(error: BaseException) -> bool:

@@ -171,7 +171,8 @@ class Pipeline:
         if store is None and not alone and torch.distributed.is_initialized():
             store = torch.distributed.distributed_c10d._get_default_store()
         token = _of_first_replica(said[0]["token"], self._replicas, self._timeout)
-        self._board = Silence() if store is None else Board(store, f"hocket/{token}")
+        others = _others(self._replicas, self._names[self.rank], self.size)
+        self._board = Silence() if store is None else Board(store, f"hocket/{token}", others)
         self._hosts = [s["host"] for s in said]
         counts = {int(s): n for words in said for s, n in words["layers"].items()}
         return {s: sum(counts[i] for i in range(s)) for s in counts}
@@ -554,6 +555,17 @@ def _names(group: Any, size: int, replicas: Any) -> list[int]:
         return torch.distributed.get_process_group_ranks(group)
     first = 0 if replicas is None else replicas.rank() * size
     return list(range(first, first + size))
+
+
+def _others(replicas: Any, own: int, size: int) -> list[int]:
+    """The numbers of the other replicas of a rank; `own` is its own number."""
+    if replicas is None:
+        return []
+    if isinstance(replicas, torch.distributed.ProcessGroup):
+        every = torch.distributed.get_process_group_ranks(replicas)
+    else:
+        every = [own + (i - replicas.rank()) * size for i in range(replicas.size())]
+    return [r for r in every if r != own]
 
 
 def _of_first_replica(token: str, replicas: Any, timeout: float) -> str:

@@ -21,7 +21,7 @@ from hocket.ir import Kind, Schedule
 from hocket.runtime.execute import Execution, Parts
 from hocket.runtime.program import Entry, Program, Role
 
-PATIENCE = 5.0  # seconds that the other threads get to end once one has failed
+PATIENCE = 2.0  # seconds that the other threads get to end once one has failed
 
 
 class _Unit(NamedTuple):
