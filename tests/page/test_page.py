@@ -358,6 +358,18 @@ def test_two_timelines_share_one_axis(show):
     assert a["x0"] == b["x0"] and b["x1"] == pytest.approx(a["x1"], abs=0.01) and b["y"] > a["y"]
 
 
+def test_a_selected_action_is_framed_in_the_other_timeline_too(show):
+    slow = simulate(build("zb-h1", p=4, m=8), Costs(F=12, I=12, W=7, latency=4, unit="us"))
+    tab = show(page({"measured": slow, "predicted": zb()}), "sel=0.2F3")
+    selected = rgb(tab.run("hocket.colours.selected"))
+    seen = tab.picture()
+    for view in (0, 1):
+        here = at(tab, "2F3", view)
+        assert near(seen.at(here["x0"] + 1, here["y"] + 10), selected, by=20), view
+    other = at(tab, "2F4", 1)
+    assert near(seen.at(other["x0"] + 4, other["y"] + 4), rgb(FILLS["F"][0]))  # not dimmed
+
+
 def test_fused_slots_messages_and_other_streams_are_drawn(show):
     dual = simulate(build("dualpipe", p=4, m=8), COSTS)
     tab = show(page(dual))

@@ -78,8 +78,9 @@ function select(app, view, action) {
   }
   const model = app.views[view];
   const first = slotFirst(model, action);
-  const chain = chainOf(model, first);
-  app.state.selected = { view, action: first, chain };
+  const name = actionName(model, first);
+  const twins = app.views.map((other) => (other === model ? null : findAction(other, name)));
+  app.state.selected = { view, action: first, chain: chainOf(model, first), twins };
 }
 
 // The tile that keys start from: the selected one, or the first in view.

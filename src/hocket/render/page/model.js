@@ -30,7 +30,6 @@ function asModel(view, kinds) {
     }
   }
   for (const action of columns.path) model.onPath[action] = 1;
-  model.byName = new Map();
   model.rows = model.queues.map((queue, q) => asRow(model, queue, q));
   model.steps = model.makespan / model.per_step;
   addGaps(model);
@@ -197,12 +196,16 @@ function slotName(model, first) {
   return names.join("+");
 }
 
+// The action of a name such as 2F0; null where there is none.
 function findAction(model, name) {
-  if (model.byName.size === 0) {
-    for (let i = 0; i < model.count; i++) model.byName.set(actionName(model, i), i);
+  const [, stage, letter, mb] = name.match(/^(\d+)([A-Z_]+)(\d+)$/) ?? [];
+  const wanted = model.kinds.findIndex((kind) => kind.letter === letter);
+  const { columns } = model;
+  for (let i = 0; i < model.count; i++) {
+    if (columns.mb[i] === Number(mb) && columns.stage[i] === Number(stage) &&
+        columns.kind[i] % SHADE === wanted) return i;
   }
-  const found = model.byName.get(name);
-  return found === undefined ? null : found;
+  return null;
 }
 
 // --- chains ------------------------------------------------------------------------------------

@@ -247,6 +247,8 @@ function paintOverlays(app, surface) {
     for (const [actions, colour] of marks) paintMarked(app, surface, index, actions, colour);
     const only = marks.length ? new Set(marks.flatMap(([actions]) => [...actions])) : null;
     if (state.show.arrows) paintArrows(app, surface, view, index, only);
+    const twin = state.selected?.twins[index] ?? null; // the selected action, in the other timeline
+    if (twin !== null) paintMarked(app, surface, index, [twin], colours.selected);
   });
   surface.rect(0, AXIS, scene.left, scene.height - AXIS, colours.ground);
   surface.rect(scene.right, AXIS, scene.width - scene.right, scene.height - AXIS, colours.ground);
