@@ -15,7 +15,7 @@ from torch import nn
 
 from hocket.errors import RunError
 from hocket.moe import ORDERS, phases
-from hocket.runtime import Pipeline
+from hocket.runtime import Pipeline, dispatch, options
 from hocket.runtime.failure import Board, Place, failure
 from hocket.runtime.queues import side_by_side
 from hocket.schedules import build
@@ -114,6 +114,10 @@ def test_a_stage_on_two_queues_of_its_rank_runs_in_one_thread():
     )
     with pytest.raises(RunError, match=f"^{words}$"):
         Pipeline(schedule, dict(enumerate(blocks(2))), mean_square, dispatch="queues")
+
+
+def test_the_command_line_offers_every_way_to_dispatch():
+    assert tuple(dispatch.DISPATCH) == options.DISPATCH
 
 
 def test_ranks_that_dispatch_differently_are_told_before_the_first_step():
@@ -312,7 +316,7 @@ def test_a_rank_that_hangs_and_waits_is_named_for_what_it_does():
 
     def rank(r, g):
         stages = {0: Stuck(), 1: blocks(2)[1]}
-        pipe = Pipeline(schedule, stages, mean_square, group=g.group, store=g.store, timeout=2)
+        pipe = Pipeline(schedule, stages, mean_square, group=g.group, store=g.store, timeout=1)
         try:
             return pipe.step(*batch(4))
         finally:
@@ -344,7 +348,7 @@ def test_a_replica_that_hangs_is_named_by_the_one_whose_all_to_all_waits_for_it(
             return x
 
     def rank(r, g):
-        limit = timedelta(seconds=2)
+        limit = timedelta(seconds=1)
         group = dist.ProcessGroupGloo(dist.PrefixStore("experts", g.store), r, 2, limit)
         own = dist.ProcessGroupGloo(dist.PrefixStore(f"own{r}", g.store), 0, 1, limit)
         stages = dict(enumerate(blocks(4)))
@@ -352,7 +356,7 @@ def test_a_replica_that_hangs_is_named_by_the_one_whose_all_to_all_waits_for_it(
         if r == 1:
             stages[0] = Stuck()
         pipe = Pipeline(
-            schedule, stages, mean_square, group=own, data_parallel=group, store=g.store, timeout=2
+            schedule, stages, mean_square, group=own, data_parallel=group, store=g.store, timeout=1
         )
         try:
             pipe.step(*batch(4))
@@ -379,7 +383,7 @@ def test_a_silent_queue_is_named_by_the_others():
         stages = held(schedule, r, blocks(schedule.placement.n_stages))
         if r == 1:
             stages[5] = Stuck()
-        pipe = Pipeline(schedule, stages, mean_square, group=g.group, store=g.store, timeout=2)
+        pipe = Pipeline(schedule, stages, mean_square, group=g.group, store=g.store, timeout=1)
         try:
             return pipe.step(*batch(8))
         finally:
