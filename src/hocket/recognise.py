@@ -17,7 +17,7 @@ from hocket.costs import Costs, Number
 from hocket.errors import HocketError
 from hocket.ir import Array, Kind, Queue, Schedule, Slot, encode, kinds_of, mbs_of, stages_of
 from hocket.render.compare import format_time
-from hocket.schedules import Entry, build, entries
+from hocket.schedules import Entry, build, entries, settings_of
 from hocket.simulator import UNIT, simulate
 from hocket.timeline import Timeline
 
@@ -121,6 +121,8 @@ def _candidates(schedule: Schedule) -> Iterator[tuple[str, dict[str, Any], Sched
         if options and entry.name in slow:
             continue
         settings = _settings(entry, schedule, v, options)
+        if _is_refused(entry, **settings):
+            continue
         began = perf_counter()
         try:
             candidate = build(entry.name, **settings)
@@ -136,6 +138,14 @@ def _settings(entry: Entry, schedule: Schedule, v: int, options: dict[str, Any])
     settings = {"p": schedule.p, "m": schedule.m // slices}
     settings |= ({"v": v} if entry.takes_v else {}) | options
     return settings | ({"slices": slices} if "slices" in entry.options else {})
+
+
+def _is_refused(entry: Entry, p: int, m: int, v: int | None = None, **options: Any) -> bool:
+    """Whether the generator does not take these; `build` would look for others that it takes."""
+    try:
+        return bool(entry.broken(settings_of(entry, p, m, v, options)))
+    except HocketError:
+        return True
 
 
 def is_quick(entry: Entry, schedule: Schedule) -> bool:
