@@ -57,7 +57,7 @@ dualpipe  p=4 m=8  makespan 26  span 26  bubble ratio 7.7%        idle, peak in 
 1│···F0 f4 F1 f5 F2 b4    f6+B0    F3+b5    f7+B1    b6    B2    ···i7 I3 w7 W3 │ 8% 5
 2│···f4 F0 f5 F1 f6 B0    F2+b4    f7+B1    F3+b5    B2    b6    ···I3 i7 W3 w7 │ 8% 5
 3│f4 f5 f6 F0 I0 W0 F1 f7+B1    ···F2+b4    B2    ···F3+b5    B3    i6 w6 i7 w7 │ 8% 5
- └┬─────┬─────┬─────┬─────┬─────┬─────┬─────┬─────┬─────┬─────┬─────┬─────┬─────┬
+ └┬─────┬─────┬─────┬─────┬─────┬─────┬─────┬─────┬─────┬─────┬─────┬─────┬─────┘
   0     2     4     6     8     10    12    14    16    18    20    22    24    26
 F forward  B backward  I input gradient  W weight gradient  + run together  · idle
 lower case is a rank's second stage

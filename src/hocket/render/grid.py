@@ -190,7 +190,8 @@ class _Picture:
         left = len(self.margins.left[0])
         numbers = ""
         for at, label in self._ticks(makespan) if makespan > 0 else []:
-            line[1 + at] = self.marks.tick
+            if at < n:  # the end has its corner
+                line[1 + at] = self.marks.tick
             numbers = numbers.ljust(left + 1 + at) + label
         return [" " * left + "".join(line), numbers or " " * left + " 0"]
 
