@@ -65,15 +65,37 @@ def test_v_1f1b_reaches_the_published_bubble(p, bubble):
     assert simulate(s, Costs(F=1, B=2)).makespan == 12 * p + bubble
 
 
-@pytest.mark.parametrize(
-    ("p", "m", "limit", "makespan"),
-    [(4, 8, 4, 59), (4, 8, 6, 53), (4, 8, 8, 51), (8, 16, 8, 119), (8, 16, 10, 113),
-     (8, 16, 12, 107), (8, 16, 16, 103), (8, 32, 16, 199)],
-)  # fmt: skip
-def test_v_auto_reaches_the_known_makespan_of_each_limit(p, m, limit, makespan):
-    s = build("v-auto", p=p, m=m, limit=limit)
-    assert simulate(s).makespan <= makespan
-    assert _peak(s) <= limit
+def _published_span(p, limit):
+    """Bubble within a rank's span of the adaptive search, F = I = W (arXiv 2405.15362, A)."""
+    return {2 * p - 1: 3, 2 * p: 0}.get(limit, 6 * p - 1 - 3 * limit)
+
+
+def _least(p, limit):
+    """No bubble of a makespan is smaller: 2p - limit before the last rank's first backward,
+    which comes 3p - 1 after the start; then 3p - 2 limit after its last forward."""
+    return 3 * p - 1 - limit + max(0, 3 * p - 2 * limit)
+
+
+def _every_limit(p, m):
+    for limit in range(2 * ((p + 4) // 3), 2 * p + 1):
+        s = build("v-auto", p=p, m=m, limit=limit)
+        assert check(s).ok
+        t = simulate(s)
+        assert max(r.peak_in_flight for r in t.ranks) <= limit
+        assert t.makespan - 6 * m == _least(p, limit), (p, m, limit)
+        assert t.span - 6 * m <= _published_span(p, limit), (p, m, limit)
+
+
+@pytest.mark.parametrize(("p", "m"), [(3, 7), (4, 8), (4, 16), (5, 12)])
+def test_v_auto_has_the_least_bubble_of_every_limit_and_the_published_span(p, m):
+    _every_limit(p, m)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("p", "m"), [(6, 12), (6, 24), (7, 14), (8, 16), (8, 32), (9, 18),
+    (10, 40), (11, 24), (12, 24), (12, 48), (16, 32), (16, 64)])  # fmt: skip
+def test_v_auto_has_the_least_bubble_of_every_limit_for_more_ranks(p, m):
+    _every_limit(p, m)
 
 
 @pytest.mark.parametrize(("limit", "makespan"), [(4, 734), (6, 611), (7, 564), (8, 537)])
@@ -102,8 +124,8 @@ def test_limits_hold_rank_by_rank_and_half_held_stages_count_half():
     s = v_schedule(4, 6, limit=limits, costs=SKEW, effort=500_000)
     peaks = [r.peak_in_flight for r in simulate(s, SKEW).ranks]
     assert all(a <= b for a, b in zip(peaks, limits, strict=True))
-    whole = v_schedule(4, 6, limit=4, costs=SKEW, effort=500_000)
-    half = v_schedule(4, 6, limit=4, costs=SKEW, held=0.5, effort=500_000)
+    whole = v_schedule(4, 6, limit=4, costs=SKEW, effort=1_000_000)
+    half = v_schedule(4, 6, limit=4, costs=SKEW, held=0.5, effort=1_000_000)
     assert _peak(half) > 4  # by the count until W
     assert simulate(half, SKEW).makespan <= 1.05 * simulate(whole, SKEW).makespan
 

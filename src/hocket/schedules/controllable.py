@@ -101,18 +101,18 @@ def v_auto(p: int, m: int, *, limit: int | None = None) -> Schedule:
     """Two stages a rank in a V, in the best order found that keeps to a limit.
 
     limit: stages in flight per rank until W, two for a whole microbatch; left out, 2p, where
-    ZB-V's makespan is reached. This order is made for F = I = W (bubble 6p - 1 - 3 limit stage
-    times where the search gets there, from the memory of V-Min on, and p - 1 at 2p); `v_schedule`
-    takes real costs.
+    ZB-V's makespan is reached. This order is made for F = I = W, where from V-Min's memory on it
+    has the least bubble that a limit allows: 6p - 1 - 3 limit stage times up to 3p/2, from there
+    3p - 1 - limit (tested for p = 3 to 16, m = 2p and more). `v_schedule` takes real costs.
 
     >>> from hocket import build, dumps
     >>> print(dumps(build("v-auto", p=3, m=3, limit=5)), end="")
     # hocket 1
     name v-auto
     path 0: 0 1 2 2 1 0
-    0: 0F0 0F1 0F2 5F0 5I0 5W0 5F1 5I1 5W1 5F2 5I2 5W2 0I0 0W0 0I1 0W1 0I2 0W2
-    1: 1F0 1F1 1F2 4F0 4F1 4I0 4W0 4I1 4F2 1I0 4W1 1W0 4I2 1I1 4W2 1I2 1W1 1W2
-    2: 2F0 3F0 2F1 3F1 2F2 3I0 3W0 3F2 2I0 3I1 2W0 3W1 2I1 3I2 2I2 2W1 3W2 2W2
+    0: 0F0 0F1 0F2 5F0 5I0 5W0 5F1 5I1 5W1 5F2 5I2 0I0 0I1 0W0 5W2 0W1 0I2 0W2
+    1: 1F0 1F1 1F2 4F0 4F1 4I0 4W0 4I1 4F2 1I0 4W1 1I1 4I2 1W0 1W1 1I2 4W2 1W2
+    2: 2F0 3F0 2F1 3F1 2F2 3I0 3W0 3F2 2I0 3I1 2I1 2W0 3W1 3I2 2I2 2W1 3W2 2W2
     """
     return v_schedule(p, m, limit=2 * p if limit is None else limit, effort=_QUICK)
 
@@ -181,12 +181,21 @@ def _found(
         name, p, m, 2, _SPLIT if split else _WHOLE, tuple(min(x, 2 * m) for x in limits), costs,
         held=held, metric=metric, effort=effort, known=known,
         also=_ROUGH if costs == _EVEN else None,
-        target=_target(p, m, min(limits), metric) if split and costs == _EVEN else 0,
+        target=_target(p, m, limits, metric) if split and costs == _EVEN else 0,
     )  # fmt: skip
     return search(question).schedule
 
 
-def _target(p: int, m: int, limit: float, metric: str) -> Number:
-    """What is known to be reached with F = I = W and no latency; the search stops there."""
-    least = {"makespan": p - 1, "span": 0}[metric]
-    return max(6 * m + max(least, 6 * p - 1 - 3 * int(limit)), 4 * p + 1)
+def _target(p: int, m: int, limits: tuple[float, ...], metric: str) -> Number:
+    """No order is faster with F = I = W and no latency; the search stops where it gets there.
+
+    A backward reaches the last rank 3p - 1 units after the start, and until then the rank has
+    only as many forwards as its memory holds. After its last forward the step takes 3p units
+    more, and the rank has a backward and a weight gradient of each stage that it still holds.
+    """
+    held = int(min(limits[-1], 2 * p, 2 * m))
+    begin = 2 * p - held
+    end = max(3 * p - 2 * held, 0) if held < 2 * m else 0
+    if metric == "span":
+        return 6 * m + max(begin, p - 1 + begin + 3 * p - 2 * held if held < 2 * m else 0)
+    return max(6 * m + p - 1 + begin + end, 4 * p + 1)

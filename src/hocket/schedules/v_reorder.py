@@ -8,11 +8,12 @@ Source: Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.153
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import permutations, product
 from typing import NamedTuple
 
 import numpy as np
 
-from hocket.ir import Action, Kind, Schedule, Slot, vshape
+from hocket.ir import Action, Array, Kind, Schedule, Slot, vshape
 
 _PERIOD, _W = 6, 4  # units from one block to the next; the fifth row of a rank are its W
 
@@ -52,14 +53,59 @@ def whole_block(p: int) -> Block:
     return Block((ones, ones, down, up), (1, 1 if p % 3 else 4, steps[p - 1]))
 
 
+def blocks_holding(p: int, least: int, most: int) -> list[Block]:
+    """Blocks in a steady state of which the fullest rank holds `least` to `most` stages.
+
+    Two slopes: up the ranks each step takes 1; down, backwards as forwards, the first ones take
+    one time and the rest another. For one stage more than V-Min, p = 3k + 1, only the first step
+    down and the last up are long.
+
+    Source: the paper's appendix A; that last block, and which times are tried, is ours.
+    """
+    ones = (1,) * (p - 1)
+    slopes = {
+        (near,) * n + (far,) * (p - 1 - n)
+        for near, far in permutations((1, 2, 3, 5), 2)
+        for n in range(p)
+    }
+    turns = list(product((1, 2, 3), (1, 2, 3, 4, 5), (1, 2, 3)))
+    some = [Block((x, ones, x, ones), t) for x in sorted(slopes) for t in turns]
+    some.append(Block(((4, *ones)[: p - 1], ones, ones, (3, *ones)[: p - 1]), (1, 1, 1)))
+    held = _held(p, some)
+    return [some[k] for k in np.flatnonzero((held >= least) & (held <= most)).tolist()]
+
+
+def _held(p: int, blocks: list[Block]) -> Array:
+    """The most stages that a rank holds in each block's steady state; 0 where actions meet."""
+    n, at = len(blocks), np.arange(_PERIOD)
+    steps = np.array([b.steps for b in blocks], dtype=np.int64).reshape(n, 4, p - 1)
+    when = np.concatenate([np.zeros((n, 4, 1), dtype=int), np.cumsum(steps, axis=2)], axis=2)
+    whole = when[:, :, -1:].copy()
+    when[:, 1::2] = (whole - when)[:, 1::2]
+    when[:, 1:] += np.cumsum(np.array([b.turns for b in blocks]) + whole[:, :-1, 0], axis=1)[
+        ..., None
+    ]
+    runs = (when % _PERIOD)[..., None] == at  # `[block, leg, rank, unit]`
+    begun = (at - when[..., None]) // _PERIOD
+    free, backward = ~runs.any(axis=1), runs[:, 2:].any(axis=1)
+    waiting, before = np.zeros(free.shape[:2], dtype=int), np.zeros(free.shape, dtype=int)
+    for unit in np.tile(at, 2):  # twice: W that wait from one period to the next
+        before[..., unit] = waiting
+        waiting += backward[..., unit] - (free[..., unit] & (waiting > 0)).astype(int)
+    held = begun[:, :2].sum(axis=1) - begun[:, 2:].sum(axis=1) + before + backward
+    apart = (runs.sum(axis=1) <= 1).all(axis=(1, 2))
+    return np.where(apart, held.max(axis=(1, 2)), 0)
+
+
 def reordered(
-    name: str, p: int, m: int, block: Block, limit: int, *, split: bool = True
+    name: str, p: int, m: int, block: Block, limit: int, *, split: bool = True, close: bool = False
 ) -> Schedule | None:
     """The order that a building block of a V gives, two stages and 6 units of work a rank.
 
     Before the first and after the last backward of the steady state, actions move up to the
     first free time at which they are ready and the rank has room for them. None where the block
     puts two actions of a rank at one time. Without `split` backwards are whole, of 2 units.
+    close: the last backwards go where the last microbatch's are met, before they move up.
     """
     grid = _Grid(p, m, block, split)
     if not grid.interlocks:
@@ -71,6 +117,8 @@ def reordered(
     grid.move_up(limit, warm_up=True)
     grid.squeeze()
     grid.drop()
+    if close and not grid.close(limit):
+        return None
     grid.move_up(limit, warm_up=False)
     grid.fill()
     return grid.schedule(name)
@@ -187,6 +235,25 @@ class _Grid:
             now = max(self.ready(rank, leg, i), clock[rank])
             self.time[rank][leg][i] = now
             clock[rank] = now + 1
+
+    def close(self, limit: int) -> bool:
+        """Puts the last backwards in turn, as if nothing else held up the last microbatch.
+
+        After its last forward rank 0 starts the last way back, which then takes a unit a rank;
+        before it come, one every second unit, as many more backwards of either leg as the rank
+        holds. False where two actions of a rank would meet or change places.
+        """
+        last = self.time[0][1][-1]
+        n_up = min((limit + 1) // 2, self.m)
+        for rank, rows in enumerate(self.time):
+            n_down = min(limit - n_up, self.m, rank + 1)
+            rows[2][self.m - n_down :] = range(last + 3 + rank - 2 * n_down, last + 2 + rank, 2)
+            end = last + 2 * self.p - rank
+            rows[3][self.m - n_up :] = range(end + 2 - 2 * n_up, end + 1, 2)
+            times = [t for row in rows for t in row]
+            if len(set(times)) < len(times) or any(row != sorted(row) for row in rows):
+                return False
+        return True
 
     def schedule(self, name: str) -> Schedule:
         """The order of these times."""

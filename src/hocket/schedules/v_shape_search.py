@@ -19,10 +19,17 @@ import numpy as np
 from hocket.costs import Costs, Number
 from hocket.ir import Array, Kind, Schedule, kinds_of, lay, mbs_of, stages_of, wave
 from hocket.policy import Outcome, Trials, all_actions
-from hocket.schedules.v_reorder import Block, half_block, min_block, reordered, whole_block
+from hocket.schedules.v_reorder import (
+    Block,
+    blocks_holding,
+    half_block,
+    min_block,
+    reordered,
+    whole_block,
+)
 
 FITS = np.array([-1, 0, 0.25, 0.5, 0.75, 1])
-_BATCH, _KEPT, _ALIKE = 240, 30, 4
+_BATCH, _KEPT, _ALIKE, _BLOCKS = 240, 30, 4, 12
 _STUCK = 1e300
 
 
@@ -68,44 +75,48 @@ def search(question: Question) -> Found:
     begun = _Pool(shape, random, written=True)
     begun.add(_lines(shape, list(q.known)), None)
     if q.v == 2:
-        begun.add(_reordered(short, shape, random), None)
+        begun.add(_reordered(short, shape), None)
     begun.keep()
     if begun.reached:
-        _polish(begun, q.effort * 0.05)
+        _polish(begun, _batches(shape, 0.05))
         return begun.best()
     numbers = np.concatenate([_evolve(short, random) for _ in range(q.starts)])
     pool = _Pool(shape, random, written=False)
     pool.add(shape.orders(numbers), shape.fit(numbers))
     pool.keep()
-    _polish(pool, q.effort * 0.25)
+    _polish(pool, max(_batches(shape, 0.25), 1))
     begun.add(pool.whole(), None)
     begun.keep()
-    _polish(begun, q.effort * 0.25)
+    _polish(begun, max(_batches(shape, 0.25), 1))
     return begun.best()
 
 
-def _reordered(short: _Shape, shape: _Shape, random: np.random.RandomState) -> Array:
-    """Whole orders from interlocking blocks, the paper's among them, reordered on a unit grid."""
+def _reordered(short: _Shape, shape: _Shape) -> Array:
+    """Whole orders from building blocks, the paper's among them, reordered on a unit grid."""
     q = short.question
-    limit = int(min(q.limit))
+    limit = int(min(*q.limit, 2 * q.p))
     blocks = [whole_block(q.p)]
     if short.split:
-        steps, turns = (x[:800] for x in _interlocking(short, random, 12000))
-        numbers = _numbers(short, steps, turns)
-        outcome = short.trials.run(short.orders(numbers), short.fit(numbers))
         blocks = [half_block(q.p), min_block(q.p)]
-        for k in _best(_scores(short, outcome))[:30].tolist():
-            blocks.append(Block(tuple(map(tuple, steps[k].tolist())), tuple(turns[k].tolist())))
+        some = blocks_holding(q.p, limit if q.also else limit - 3, limit)
+        if some:
+            steps, turns = (np.array(x) for x in zip(*some, strict=True))
+            numbers = _numbers(short, steps, turns)
+            outcome = short.trials.run(short.orders(numbers), short.fit(numbers))
+            blocks += [some[k] for k in _best(_scores(short, outcome))[:_BLOCKS].tolist()]
 
-    def orders(m: int, some: list[Block]) -> list[Schedule]:
-        found = [reordered(q.name, q.p, m, b, limit, split=short.split) for b in some]
-        return [s for s in found if s]
+    def orders(m: int, some: list[tuple[Block, bool]]) -> list[Schedule | None]:
+        return [
+            reordered(q.name, q.p, m, b, limit, split=short.split, close=close) for b, close in some
+        ]
 
+    ways = [(b, close) for b in blocks for close in (False, True)[: 1 + short.split]]
     if short is not shape:
-        blocks = [b for b in blocks if orders(1, [b])]
-        outcome = short.trials.run(_lines(short, orders(short.m, blocks)))
-        blocks = [blocks[k] for k in _best(_scores(short, outcome))[:4].tolist()]
-    return _lines(shape, orders(q.m, blocks))
+        found = orders(short.m, ways)
+        ways = [way for way, s in zip(ways, found, strict=True) if s]
+        outcome = short.trials.run(_lines(short, [s for s in found if s]))
+        ways = [ways[k] for k in _best(_scores(short, outcome))[:4].tolist()]
+    return _lines(shape, [s for s in orders(q.m, ways) if s])
 
 
 def _lines(shape: _Shape, schedules: list[Schedule]) -> Array:
@@ -339,7 +350,7 @@ def _evolve(shape: _Shape, random: np.random.RandomState) -> Array:
     affordable = int(q.effort * 0.5 / q.starts / shape.trials.n)
     numbers = _seeds(shape, random, max(affordable // 8, _BATCH // 2))
     kept = np.zeros((0, shape.width))
-    scores = np.zeros((0, 2))
+    scores = np.zeros((0, 3))
     for _ in range(max(affordable * 2 // 3 // _BATCH, 2)):
         for start in range(0, len(numbers), _BATCH):
             some = numbers[start : start + _BATCH]
@@ -361,18 +372,23 @@ def _ticks(shape: _Shape, target: Number) -> float:
 
 
 def _scores(shape: _Shape, outcome: Outcome) -> Array:
-    """What is to be small first, and what second, `[order, 2]`; `_STUCK` where it cannot run."""
-    scores = np.stack([outcome.makespan, outcome.span], axis=1).astype(float)
+    """What is to be small first, second and third, `[order, 3]`; `_STUCK` where it cannot run."""
+    metrics = [outcome.makespan, outcome.span]
     if shape.question.metric == "span":
-        scores = scores[:, ::-1].copy()
-    if shape.other is not None:
-        scores[:, 1] = shape.other.run(outcome.lines).makespan
+        metrics.reverse()
+    other = 0 * outcome.span if shape.other is None else shape.other.run(outcome.lines).makespan
+    scores = np.stack([*metrics, other], axis=1).astype(float)
     return np.where(outcome.runs[:, None], scores, _STUCK)
+
+
+def _ascending(scores: Array) -> Array:
+    """The orders from the best to the worst, `[order]`."""
+    return np.lexsort(scores.T[::-1])
 
 
 def _best(scores: Array) -> Array:
     """The best, at most a few with the same score."""
-    order = np.lexsort((np.arange(len(scores)), scores[:, 1], scores[:, 0]))
+    order = _ascending(scores)
     new = np.any(np.diff(scores[order], axis=0, prepend=-1) != 0, axis=1)
     place = np.arange(len(order))
     since = place - np.maximum.accumulate(np.where(new, place, 0))
@@ -455,7 +471,7 @@ class _Pool:
         self.shape, self.random, self.written = shape, random, written
         width = len(shape.work.codes) // shape.p if written else len(shape.mine[0])
         self.orders = np.zeros((0, shape.p, width), dtype=np.int64)
-        self.fit, self.scores = np.zeros(0), np.zeros((0, 2))
+        self.fit, self.scores = np.zeros(0), np.zeros((0, 3))
         self.marks = np.zeros(0, dtype=np.int64)
         self.factors = random.randint(1, 2**31 - 1, size=shape.p * width).astype(np.int64)
 
@@ -488,8 +504,8 @@ class _Pool:
     def keep(self) -> None:
         """Drops all but the best."""
         _, different = np.unique(self.marks, return_index=True)
-        scores = self.scores[different]
-        best = different[np.lexsort((different, scores[:, 1], scores[:, 0]))][:_KEPT]
+        different.sort()
+        best = different[_ascending(self.scores[different])][:_KEPT]
         self.orders = self.orders[best]
         self.fit = self.fit if self.written else self.fit[best]
         self.scores, self.marks = self.scores[best], self.marks[best]
@@ -507,13 +523,18 @@ class _Pool:
         )
 
 
-def _polish(pool: _Pool, effort: float) -> None:
-    """Moves actions of the best orders until the effort is spent.
+def _batches(shape: _Shape, share: float) -> int:
+    """How many batches of orders take this share of the question's effort."""
+    return int(shape.question.effort * share / shape.trials.n) // _BATCH
+
+
+def _polish(pool: _Pool, batches: int) -> None:
+    """Moves actions of the best orders, so many times.
 
     Or the target reached; whole orders may still do better under the question's other costs.
     """
     shape, random = pool.shape, pool.random
-    for _ in range(max(int(effort / shape.trials.n) // _BATCH, 1)):
+    for _ in range(batches):
         if pool.reached and not (pool.written and shape.other is not None):
             return
         parents = random.randint(len(pool.orders), size=_BATCH)

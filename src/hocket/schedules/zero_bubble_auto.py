@@ -37,8 +37,8 @@ def zb_auto(p: int, m: int, *, limit: int | None = None) -> Schedule:
     name zb-auto
     path 0: 0 1 2 3
     0: 0F0 0F1 0F2 0F3 0I0 0W0 0I1 0W1 0I2 0W2 0I3 0W3
-    1: 1F0 1F1 1F2 1F3 1I0 1I1 1I2 1W0 1I3 1W1 1W2 1W3
-    2: 2F0 2F1 2F2 2I0 2F3 2I1 2I2 2I3 2W0 2W1 2W2 2W3
+    1: 1F0 1F1 1F2 1F3 1I0 1I1 1W0 1I2 1W1 1I3 1W2 1W3
+    2: 2F0 2F1 2F2 2I0 2F3 2I1 2W0 2I2 2I3 2W1 2W2 2W3
     3: 3F0 3I0 3F1 3I1 3F2 3I2 3F3 3I3 3W0 3W1 3W2 3W3
     """
     return zb_schedule(p, m, limit=p if limit is None else limit, effort=2_500_000)
