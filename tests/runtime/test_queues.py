@@ -181,6 +181,41 @@ def test_one_after_the_other_they_would_never_meet():
         pipe.step(*batch(4))
 
 
+class _Slow(torch.autograd.Function):
+    """Counts how many of its backwards run at the same time."""
+
+    @staticmethod
+    def forward(ctx, x, now):
+        ctx.now = now
+        return x * 1
+
+    @staticmethod
+    def backward(ctx, *grads):
+        ctx.now["running"] += 1
+        ctx.now["most"] = max(ctx.now["most"], ctx.now["running"])
+        time.sleep(0.1)
+        ctx.now["running"] -= 1
+        return grads[0], None
+
+
+@pytest.mark.parametrize("same", [False, True])
+def test_backwards_of_two_queues_take_turns_where_they_hold_the_same_parameter(same):
+    class Counting(nn.Module):
+        def __init__(self, linear):
+            super().__init__()
+            self.linear = linear
+
+        def forward(self, x):
+            return _Slow.apply(self.linear(x), now)
+
+    now = {"running": 0, "most": 0}
+    one, other = blocks(2)
+    stages = {0: Counting(one), 1: Counting(one if same else other)}
+    pipe = Pipeline(loads(ONE_RANK), stages, mean_square)
+    pipe.step(*batch(4))  # 0B0 beside 1B1
+    assert now["most"] == (1 if same else 2)
+
+
 class _Modes(nn.Module):
     def __init__(self, seen):
         super().__init__()

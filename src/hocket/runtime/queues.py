@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from time import monotonic, perf_counter_ns
 from typing import Any, NamedTuple
 
@@ -18,10 +19,18 @@ import torch
 from hocket.errors import RunError
 from hocket.graph import graph
 from hocket.ir import Kind, Schedule
-from hocket.runtime.execute import Execution, Parts
+from hocket.runtime.execute import Call, Execution, Parts
 from hocket.runtime.program import Entry, Program, Role
 
 PATIENCE = 2.0  # seconds that the other threads get to end once one has failed
+
+
+_BACKWARDS = (Kind.B, Kind.I, Kind.W)
+
+
+def _locked(lock: threading.Lock, call: Call, mb: int) -> None:
+    with lock:
+        call(mb)
 
 
 class _Unit(NamedTuple):
@@ -40,7 +49,8 @@ class _Unit(NamedTuple):
 class QueueExecution(Execution):
     """Runs every queue of the rank in a thread of its own, each in its own order.
 
-    A send or receive runs in the thread of the queue on which it stands. Threads get the modes of
+    A send or receive runs in the thread of the queue on which it stands. Backwards of stages on
+    two queues that hold one parameter, the same object, take turns. Threads get the modes of
     gradients and autocast of the caller; everything else that belongs to a thread, such as hooks
     of saved tensors, stays with it.
 
@@ -57,6 +67,7 @@ class QueueExecution(Execution):
                 'runs in one thread; give dispatch="receive"'
             )
         self.lines = _lines(self.program)
+        self._take_turns()
         if wire is not None and not wire.tagged:
             _refuse_mixed(self.program)
         self.begins: list[int] = []
@@ -66,6 +77,21 @@ class QueueExecution(Execution):
         self._left = 0
         self._failed: list[tuple[Entry | None, BaseException]] = []
         self._threads: list[threading.Thread] = []
+
+    def _take_turns(self) -> None:
+        """Puts one lock around the backwards that may add to the gradient of one parameter."""
+        placement, homes = self.program.schedule.placement, dict[int, set[str]]()
+        held = {s: {id(p) for p in x.module.parameters()} for s, x in self.parts.stages.items()}
+        for path in placement.paths:
+            for stage, queue in enumerate(path):
+                for p in held.get(stage, ()) if queue.rank == self.program.rank else ():
+                    homes.setdefault(p, set()).add(queue.stream)
+        shared = {p for p, streams in homes.items() if len(streams) > 1}
+        lock = threading.Lock()
+        for i, entry in enumerate(self.program.entries):
+            kind, stage, mb = self.program.action(entry)
+            if entry.role is Role.RUN and kind in _BACKWARDS and held[stage] & shared:
+                self.calls[i] = (partial(_locked, lock, self.calls[i][0]), mb)
 
     def run(self) -> None:
         """Runs all queues; returns when all are through, or raises what the first failed with.
