@@ -134,7 +134,7 @@ def _parser() -> argparse.ArgumentParser:
     compare.add_argument("--chart", action="store_true", help="draw bubble against memory too")
     compare.add_argument(
         "--format",
-        choices=("text", "svg"),
+        choices=("text", "svg", "pdf"),
         help="of the chart (default: by the file's ending, else text)",
     )
     compare.add_argument("-o", "--output", metavar="FILE", help="write the chart to this file")

@@ -99,3 +99,11 @@ def test_o_names_a_file_by_its_ending_and_an_option_by_its_equals_sign(capsys, t
     assert (status, err) == (
         2, f"hocket: the output is named twice: {tmp_path / 'b.svg'} and {path}\n",
     )  # fmt: skip
+
+
+def test_a_chart_can_be_a_pdf_by_name_or_by_the_file_s_ending(capsysbinary, tmp_path):
+    path = tmp_path / "chart.pdf"
+    assert main(["compare", *SIZE, "1f1b", "zb-h1", "-o", str(path)]) == 0
+    capsysbinary.readouterr()
+    assert main(["compare", *SIZE, "1f1b", "zb-h1", "--format", "pdf"]) == 0
+    assert capsysbinary.readouterr().out == path.read_bytes()
