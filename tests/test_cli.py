@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from hocket import build, dumps
 from hocket.cli import main
 
 DEADLOCK = "# hocket 1\nname d\npath 0: 0 1\n0: 0F0 0B0 0F1 0B1\n1: 1F0 1F1 1B0 1B1\n"
@@ -95,6 +96,15 @@ def test_compare_takes_names_with_options(capsys):
     assert [(r["schedule"], r["makespan"]) for r in json.loads(out)["rows"]] == [
         ("interleaved:v=4", 77.25), ("dualpipe", 78),
     ]  # fmt: skip
+
+
+def test_names_compared_with_a_file_take_its_size(capsys, tmp_path):
+    path = tmp_path / "own.sched"
+    path.write_text(dumps(build("1f1b", p=2, m=5)))
+    _, out, _ = _run(capsys, "compare", path, "zb-h1", "--json")
+    assert {(r["schedule"], r["makespan"]) for r in json.loads(out)["rows"]} == {
+        ("zb-h1", 16), (str(path), 18),
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

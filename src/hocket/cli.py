@@ -581,12 +581,18 @@ def _competitors(args: argparse.Namespace) -> tuple[list[Competitor], list[tuple
             raise UsageError("compare needs -p and -m")
         return all_that_fit(args.p, args.m, args.v)
     args.option = []
-    out = []
-    for word in args.names:
+    files: dict[str, Schedule] = {}
+    for word in filter(_is_file, args.names):
         args.schedule = word
-        file = _is_file(word)
-        out.append(Competitor(word, _from_file(args)) if file else _competitor(word, args))
-    return out, []
+        files[word] = _from_file(args)
+    for size in ("p", "m"):  # the names take the size of the files, where that is one
+        sizes = {getattr(schedule, size) for schedule in files.values()}
+        if getattr(args, size) is None and len(sizes) == 1:
+            setattr(args, size, sizes.pop())
+    return [
+        Competitor(word, files[word]) if word in files else _competitor(word, args)
+        for word in args.names
+    ], []
 
 
 def _competitor(word: str, args: argparse.Namespace) -> Competitor:
