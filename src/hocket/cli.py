@@ -288,10 +288,7 @@ def _sizes(name: str, args: argparse.Namespace, options: dict[str, Any]) -> dict
 def _from_file(args: argparse.Namespace) -> Schedule:
     from hocket.text import load
 
-    try:
-        schedule = load(args.schedule)
-    except OSError as error:
-        raise UsageError(f"{args.schedule}: cannot be read: {error.strerror}") from None
+    schedule = load(args.schedule)
     for key in ("p", "m"):
         given = getattr(args, key)
         if given is not None and given != getattr(schedule, key):
@@ -392,7 +389,7 @@ def _entry_json(entry: Entry) -> dict[str, Any]:
 
 
 def _show(args: argparse.Namespace) -> int:
-    from hocket.render.files import form_of, put
+    from hocket.render.output import form_of, put
 
     _take_output(args)
     schedule = _schedule(args)
@@ -541,7 +538,7 @@ def _chart(table: Comparison, args: argparse.Namespace) -> list[str] | None:
     """What to print of the chart, if it is asked for; None where it is printed alone."""
     if not (args.chart or args.format or args.output):
         return []
-    from hocket.render.files import form_of, put
+    from hocket.render.output import form_of, put
     from hocket.summary import CHARTS, chart
 
     form = form_of(args.format, args.output, CHARTS)

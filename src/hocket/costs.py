@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 
 from hocket import loops
-from hocket.errors import CostError
+from hocket.errors import CostError, UsageError
+from hocket.files import read_text
 from hocket.ir import Array, Kind, Schedule, kinds_of, shown, stages_of
 
 Number = int | float | Fraction
@@ -442,10 +443,10 @@ def load_costs(path: str | Path) -> Costs:
     if str(path) in profiles() and not Path(path).exists():
         path = _PROFILES / f"{path}.toml"
     try:
-        data = tomllib.loads(Path(path).read_text(encoding="utf-8-sig"))
-    except OSError as error:
+        data = tomllib.loads(read_text(path))
+    except UsageError as error:
         known = "" if Path(path).suffix else f"; built-in profiles: {', '.join(profiles())}"
-        raise CostError(f"{path}: cannot be read: {error.strerror}{known}") from None
+        raise CostError(f"{error}{known}") from None
     except (ValueError, RecursionError) as error:  # also digits and brackets by the thousand
         raise CostError(f"{path}: not TOML: {error}") from None
     try:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hocket.errors import ScheduleError, TextError
+from hocket.files import read
 from hocket.ir import (
     MAX_MB,
     MAX_MICROBATCHES,
@@ -75,10 +76,10 @@ def ranges(numbers: Sequence[int]) -> str:
 def load(path: str | Path) -> Schedule:
     """The schedule in a `.sched` file.
 
-    Raises: TextError with every fault, OSError when the file cannot be read.
+    Raises: TextError with every fault, UsageError when the file cannot be read.
     """
     try:
-        text = Path(path).read_bytes().decode("utf-8-sig")
+        text = read(path).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise TextError(str(path), [(1, "this is not UTF-8 text")]) from None
     return loads(text, source=str(path))

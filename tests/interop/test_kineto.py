@@ -146,9 +146,7 @@ def test_costs_are_written_with_their_spread_and_read_again(predicted, tmp_path)
     seen = readings([recording(traces(files(predicted, steps=2))).timelines[0]])
     file = tmp_path / "costs.toml"
     file.write_text(costs_toml(seen.costs(), seen.rows()))
-    assert "# F of stage 0: mean 10, median 10, middle half 10 to 10, 4 times" in (
-        file.read_text()
-    )
+    assert "# F of stage 0: mean 10, median 10, middle half 10 to 10, 4 times" in (file.read_text())
     assert pytest.approx((10, 12)) == load_costs(file).F
 
 
@@ -248,6 +246,14 @@ def test_traces_that_do_not_fit_together_are_refused(predicted):
     other[1] = {**files(predicted)[0], "distributedInfo": {"rank": 1}}
     with pytest.raises(UsageError, match="they are of two replicas of the pipeline"):
         recording(traces(other))
+
+
+def test_traces_of_some_ranks_only_are_refused(predicted, tmp_path):
+    first = traces(files(predicted))[0]
+    with pytest.raises(UsageError, match=r"rank0.json: 0SEND_F0 is a message with stage 1, which"):
+        recording([first])
+    with pytest.raises(UsageError, match=r"gone.json: cannot be read: No such file or directory$"):
+        load_foreign([tmp_path / "gone.json"])
 
 
 def test_a_step_that_was_cut_off_is_left_out(predicted):

@@ -6,12 +6,12 @@ Imports torch and errors.
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from hocket.errors import UsageError
+from hocket.files import read
 
 
 @cache
@@ -25,10 +25,7 @@ def text(path: str | None = None) -> Tensor:
 
         raw = "\n\n".join(topics[name] for name in sorted(topics)).encode()
     else:
-        try:
-            raw = Path(path).read_bytes()
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+        raw = read(path)
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
 
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hocket import files
 from hocket.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ def export_command(args: argparse.Namespace) -> int:
     """`hocket export`; `args.schedule` is a Schedule. Returns the exit status."""
     text, notes, data = _EXPORTS[args.to](args)
     if args.output:
-        _write(args.output, text)
+        files.write(args.output, text)
     if args.json:
         print(json.dumps({**data, "to": args.to, "text": text, "notes": list(notes)}))
         return 0
@@ -67,7 +67,7 @@ def import_command(args: argparse.Namespace) -> int:
 
     found = _from_layout(args) if args.layout is not None else _from_files(args)
     if args.output:
-        _write(args.output, dumps(found.schedule))
+        files.write(args.output, dumps(found.schedule))
     if args.costs:
         _write_costs(args.costs, found)
     if args.trace:
@@ -97,10 +97,7 @@ def check_foreign(args: argparse.Namespace, schedule: Schedule | None = None) ->
     from hocket.interop.torch_text import read_rows
 
     if schedule is None:
-        try:
-            text = Path(args.schedule).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UsageError(f"{args.schedule}: cannot be read: {error}") from None
+        text = files.read_text(args.schedule)
         source = args.schedule
     else:
         text, source = torch_order(schedule, overlap=True).text, schedule.name
@@ -150,7 +147,7 @@ def _write_costs(path: str, found: Loaded) -> None:
     if found.costs is None:
         raise UsageError("there are no times in the file; --costs is for traces and layouts")
     head = [f"read by hocket import: {found.schedule.name}", *found.spread]
-    _write(path, costs_toml(found.costs, head))
+    files.write(path, costs_toml(found.costs, head))
 
 
 def _told(found: Loaded, *, why: bool) -> str:
@@ -186,13 +183,6 @@ def _json(found: Loaded) -> dict[str, Any]:
         data["predicted"] = float(simulate(found.schedule, found.costs).makespan)
         data["spread"] = list(found.spread)
     return data
-
-
-def _write(path: str, text: str) -> None:
-    try:
-        Path(path).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
 
 
 def _tell(notes: Sequence[str], *, to_stderr: bool) -> None:

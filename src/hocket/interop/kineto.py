@@ -20,6 +20,7 @@ import numpy as np
 
 from hocket.deps import CONSUMERS, PARTNER
 from hocket.errors import TextError, UsageError
+from hocket.files import read
 from hocket.interop.torch_csv import from_rows
 from hocket.interop.torch_text import Item, read_word
 from hocket.ir import Array, Schedule, action_of, encode
@@ -130,10 +131,10 @@ def read_bytes(path: str | Path) -> bytes:
 
     Raises: UsageError.
     """
+    data = read(path)
     try:
-        data = Path(path).read_bytes()
         return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-    except (OSError, EOFError, gzip.BadGzipFile) as error:
+    except (EOFError, gzip.BadGzipFile) as error:
         raise UsageError(f"{path}: cannot be read: {error}") from None
 
 
@@ -417,7 +418,20 @@ def _by_rank(traces: Sequence[RankTrace]) -> list[RankTrace]:
                     f"{other.source} and {trace.source} both run {item}: they are of two replicas "
                     "of the pipeline; give the traces of one"
                 )
+    _refuse_missing(ordered)
     return ordered
+
+
+def _refuse_missing(traces: Sequence[RankTrace]) -> None:
+    """Where messages go to or come from a stage that no trace runs, that rank's file is missing."""
+    actions = [(trace, a) for trace in traces for r in trace.ranges for a in r.item.actions]
+    run = {a.stage for _, a in actions if a.kind not in PARTNER}
+    for trace, a in actions:
+        if a.kind in PARTNER and (other := a.stage + PARTNER[a.kind][1]) not in run:
+            raise UsageError(
+                f"{trace.source}: {a} is a message with stage {other}, which no trace here runs; "
+                "give the traces of all ranks of the pipeline"
+            )
 
 
 def _steps(trace: RankTrace) -> list[list[Range]]:

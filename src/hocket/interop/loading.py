@@ -11,6 +11,7 @@ from pathlib import Path, PurePath
 
 from hocket.costs import Costs
 from hocket.errors import UsageError
+from hocket.files import read_text
 from hocket.interop.drawn import read_drawn
 from hocket.interop.kineto import is_kineto, rank_trace, read_bytes, recording
 from hocket.interop.pftrace import is_pftrace, read_pftrace
@@ -51,7 +52,7 @@ def load_foreign(
     known = name or _stem(paths[0])
     if PurePath(paths[0]).suffix == ".csv":
         _only(paths, "a CSV holds all ranks")
-        found = import_csv(_text(paths[0]), str(paths[0]), name=known)
+        found = import_csv(read_text(paths[0]), str(paths[0]), name=known)
         return Loaded(found.schedule, notes=found.notes)
     contents = [read_bytes(path) for path in paths]
     if is_kineto(contents[0]):
@@ -93,10 +94,3 @@ def _stem(path: str | Path) -> str:
 def _only(paths: Sequence[str | Path], why: str) -> None:
     if len(paths) > 1:
         raise UsageError(f"{paths[0]}: {why}; give one file")
-
-
-def _text(path: str | Path) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}") from None

@@ -16,6 +16,7 @@ from typing import Any
 from hocket.costs import Costs, costs_from, costs_toml, load_costs, profiles
 from hocket.errors import CostError, UsageError
 from hocket.explain import recut
+from hocket.files import read_text
 from hocket.ir import Schedule
 from hocket.recognise import Match, recognise
 from hocket.render.page import page_data, trace_bytes
@@ -92,10 +93,7 @@ class Given:
             return "" if self.read is None else costs_toml(self.read)
         if source in profiles() and not Path(source).exists():
             return source
-        try:
-            return Path(source).read_text(encoding="utf-8")
-        except OSError as error:
-            raise CostError(f"{source}: cannot be read: {error.strerror}") from None
+        return read_text(source)
 
 
 @lru_cache(maxsize=4)

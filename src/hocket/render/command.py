@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hocket.errors import UsageError
-from hocket.render.files import put
+from hocket.render.output import put
 
 if TYPE_CHECKING:
     from hocket.costs import Costs
@@ -94,10 +94,7 @@ def _other(word: str, beside: Schedule) -> Schedule:
     from hocket.text import load
 
     if word.endswith(".sched") or "/" in word or Path(word).is_file():
-        try:
-            return load(word)
-        except OSError as error:
-            raise UsageError(f"{word}: cannot be read: {error.strerror}") from None
+        return load(word)
     from hocket.render.answers import options_of
 
     name, _, rest = word.partition(":")

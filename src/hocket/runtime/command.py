@@ -10,10 +10,10 @@ import json
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from hocket.errors import RunError, UsageError
+from hocket import files
+from hocket.errors import RunError
 from hocket.runtime.launch import cores, join_group, launch
 from hocket.runtime.options import SLEEP, Settings, settings_from
 from hocket.runtime.report import comparison, comparison_text, one_by_one
@@ -37,10 +37,7 @@ def profile_command(args: argparse.Namespace) -> int:
     settings = settings_from(args)
 
     def show(result: dict[str, Any], as_json: bool) -> None:
-        try:
-            Path(args.output).write_text(result["toml"], encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"{args.output}: cannot be written: {error.strerror}") from None
+        files.write(args.output, result["toml"])
         if as_json:
             print(json.dumps(result | {"output": args.output}))
         else:

@@ -1,6 +1,6 @@
 """Pictures on their way out: what a file's ending asks for, and writing text or bytes.
 
-Imports errors only.
+Imports errors and files.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hocket.errors import UsageError
+from hocket.files import write
 
 _PIXELS = ("png", "jpg", "jpeg", "gif", "webp")
 
@@ -33,10 +34,7 @@ def put(data: str | bytes, path: str | None) -> None:
     if path is None:
         _print(data)
         return
-    try:
-        Path(path).write_bytes(data.encode() if isinstance(data, str) else data)
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+    write(path, data)
 
 
 def _print(data: str | bytes) -> None:

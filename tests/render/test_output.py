@@ -6,7 +6,7 @@ import pytest
 
 from hocket.cli import main
 from hocket.errors import UsageError
-from hocket.render import files
+from hocket.render import output
 
 SIZE = ["-p", "4", "-m", "8"]
 
@@ -62,7 +62,7 @@ def test_json_says_where_the_chart_is(capsys, tmp_path):
     ],
 )
 def test_the_form_is_the_one_asked_for_else_the_ending_s(form, path, found):
-    assert files.form_of(form, path, ("grid", "svg")) == found
+    assert output.form_of(form, path, ("grid", "svg")) == found
 
 
 def test_a_picture_of_pixels_is_refused_instead_of_holding_text(capsys, tmp_path):
@@ -74,11 +74,11 @@ def test_a_picture_of_pixels_is_refused_instead_of_holding_text(capsys, tmp_path
 
 
 def test_bytes_are_not_written_to_a_terminal(monkeypatch, capsysbinary):
-    files.put(b"%PDF", None)
+    output.put(b"%PDF", None)
     assert capsysbinary.readouterr().out == b"%PDF"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
     with pytest.raises(UsageError, match="no text for a terminal"):
-        files.put(b"%PDF", None)
+        output.put(b"%PDF", None)
 
 
 def test_show_writes_a_pdf_named_by_output_or_o(capsysbinary, tmp_path):

@@ -1,0 +1,32 @@
+"""Files of the user, read and written; where that fails, one sentence. Imports errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from hocket.errors import UsageError
+
+
+def read(path: str | Path) -> bytes:
+    """The content of a file. Raises: UsageError."""
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def read_text(path: str | Path) -> str:
+    """The text of a file in UTF-8, with or without a mark of it. Raises: UsageError."""
+    try:
+        return read(path).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = error.object[: error.start].count(b"\n") + 1
+        raise UsageError(f"{path}:{line}: this is not UTF-8 text") from None
+
+
+def write(path: str | Path, data: str | bytes) -> None:
+    """Writes a file; text in UTF-8. Raises: UsageError."""
+    try:
+        Path(path).write_bytes(data.encode() if isinstance(data, str) else data)
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
