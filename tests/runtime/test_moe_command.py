@@ -51,6 +51,14 @@ def test_moe_pair_side_by_side_loses_what_the_serial_order_loses_on_one_thread(c
     assert overlapped["losses"][0] != overlapped["losses"][1]
 
 
+def test_profile_of_moe_pair_names_its_file_with_o(tmp_path, capsys):
+    file = tmp_path / "costs.toml"
+    words = ["moe-pair", "-p", "1", "-m", "2"]
+    assert main(["profile", *words, "--steps", "2", "-o", "layers=1", "-o", str(file)]) == 0
+    assert f"written: {file}; use it with --costs {file}" in capsys.readouterr().out
+    assert main(["simulate", *words, "--costs", str(file)]) == 0
+
+
 def test_a_failure_in_one_replica_is_told_once_with_its_number(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "broken_experts.py").write_text(BROKEN)

@@ -35,6 +35,7 @@ def run_command(args: argparse.Namespace) -> int:
 def profile_command(args: argparse.Namespace) -> int:
     """Measures as `hocket profile` was told, writes the costs; returns the exit status."""
     settings = settings_from(args)
+    args.output = args.output or "costs.toml"
 
     def show(result: dict[str, Any], as_json: bool) -> None:
         files.write(args.output, result["toml"])

@@ -66,9 +66,7 @@ def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `hocket profile`; the schedule's own are the caller's."""
     _add_common(parser, steps=10)
     group = parser.add_argument_group("what is written")
-    group.add_argument(
-        "--output", default="costs.toml", metavar="FILE", help="where (default: costs.toml)"
-    )
+    group.add_argument("--output", metavar="FILE", help="where (default: costs.toml); also -o FILE")
 
 
 def _add_common(parser: argparse.ArgumentParser, steps: int) -> None:
