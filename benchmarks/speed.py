@@ -208,21 +208,27 @@ def torch_peer(name: str, p: int, m: int) -> dict:
 
 def counts() -> dict:
     """Sizes of what the loops go over: the same on every machine."""
-    from hocket import build
+    from unittest import mock
+
+    from hocket import build, check, loops, simulate
     from hocket.graph import edges, graph
     from hocket.incremental import Incremental
     from hocket.lower import insert_communication
 
     out = {}
     for name, v in SCHEDULES.items():
-        s = build(name, p=8, m=32, v=v)
+        with mock.patch.object(loops, "run", wraps=loops.run) as ran:
+            s = build(name, p=8, m=32, v=v)
+            assert check(s).ok
+            metrics(simulate(s))
         inc, looked_at = Incremental(s), 0
         for q in range(8):
             for i in range(40):
                 inc.swap(q, i, i + 1)
                 looked_at += inc.looked_at
         out[name] = {
-            "actions": len(s.codes), "slots": s.n_slots, "needs": len(edges(s)[0]),
+            "actions": len(s.codes), "gone_over": sum(call.args[1] for call in ran.mock_calls),
+            "slots": s.n_slots, "needs": len(edges(s)[0]),
             "edges": len(graph(s).needs), "lowered": len(insert_communication(s).codes),
             "looked_at_in_320_changes": looked_at,
         }  # fmt: skip

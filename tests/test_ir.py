@@ -17,7 +17,10 @@ from hocket.ir import (
     Queue,
     Schedule,
     alternate,
+    cut,
     fuse,
+    join,
+    keep,
     lay,
     linear,
     run,
@@ -207,6 +210,22 @@ def test_more_microbatches_than_memory_holds_are_refused():
     assert _refusal(linear, 1, (1 << 24) + 1) == (
         "there are 16777217 microbatches; the most there may be is 16777216"
     )
+
+
+def test_a_line_of_all_ranks_is_the_line_of_each():
+    def order(r):
+        w = np.minimum(5 - r, 6)
+        f, b, late = (run(kind, r, range(6)) for kind in (Kind.F, Kind.I, Kind.W))
+        pairs = alternate(cut(f, w), cut(b, 0, 6 - w))
+        odd = keep(pairs, lambda codes: codes >> 24 & 1 == 1)  # of microbatches 1, 3 and 5
+        return join(
+            cut(f, 0, w), fuse(f, b), pairs, cut(pairs, 1, 2 * r), alternate(odd, odd), late
+        )
+
+    whole = Schedule.from_lines("x", linear(6, 6), order(np.arange(6)))
+    assert whole == Schedule.from_lines("x", linear(6, 6), [order(r) for r in range(6)])
+    assert str(whole.slot(int(whole.starts[5]))) == "5F0+5I0"
+    assert [*map(str, whole.line(4))][8:12] == ["4I0", "4F2", "4I1", "4F3"]
 
 
 def test_lines_of_different_lengths_do_not_alternate_and_say_so():

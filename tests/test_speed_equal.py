@@ -1,18 +1,21 @@
 """Compiled and plain loops give the same bits; samples and changes give what simulate gives."""
 
+import pickle
 import random
 import subprocess
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from hocket import Costs, build, check, simulate
+from hocket import Costs, build, check, loads, simulate
 from hocket import loops as hocket_loops
-from hocket.costs import Bytes
+from hocket.costs import Bytes, CostTable
 from hocket.errors import CostError, UsageError
+from hocket.graph import graph, longest_path
 from hocket.incremental import Incremental
 from hocket.lower import insert_communication
 from hocket.samples import simulate_jitter, simulate_many, simulate_samples
@@ -146,6 +149,36 @@ def test_trace_files_are_equal_byte_for_byte(tmp_path):
                 write_trace(t, tmp_path / f"{how}.pftrace")
         files = [(tmp_path / f"{how}.pftrace").read_bytes() for how in ("plain", "compiled")]
         assert files[0] == files[1]
+
+
+@pytest.mark.parametrize("context", [plain, nullcontext])
+def test_one_pass_without_a_graph_gives_what_the_graph_gives(context):
+    rnd = random.Random(3)
+    with context():
+        for _ in range(150):
+            s = a_schedule(rnd)
+            costs = some_costs(rnd, s.placement.n_stages)
+            t, table = simulate(s, costs), CostTable(costs, s)
+            g = graph(s)
+            work = table.occupied()[s.slot_of_action[g.first_action]]
+            times = longest_path(g, work, table.delays(g.source, g.crosses))
+            assert (t.slot_start - t.before).tolist() == times.start.tolist()
+            assert (t.slot_end + t.after).tolist() == times.end.tolist()
+            assert replace(t, until=None).ranks == t.ranks
+
+
+def test_a_timeline_goes_to_another_process_and_can_still_be_asked_for_its_graph():
+    t = simulate(build("zb-h1", p=3, m=4), Costs(latency=1))
+    there = pickle.loads(pickle.dumps(t))
+    assert (there.ranks, there.critical_path()) == (t.ranks, t.critical_path())
+
+
+def test_a_slot_whose_parts_need_each_other_starts_when_what_it_needs_from_outside_is_there():
+    s = loads("# hocket 1\nname turn\npath 0: 0 1 1 0\n0: 0F0 3F0+3B0 0B0\n1: 1F0+2F0 2B0+1B0\n")
+    assert check(s).ok
+    t = simulate(s, Costs(F=1, B=2, latency=3))
+    assert t.slot_start.tolist() == [0, 9, 22, 4, 15]
+    assert t.makespan == 24
 
 
 # --- samples ------------------------------------------------------------------------------------

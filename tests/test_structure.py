@@ -10,7 +10,7 @@ import hocket
 SRC = Path(hocket.__file__).parent
 # Each module may import what stands before it, never what stands after.
 LAYERS = [
-    {"errors"}, {"profiles", "files"}, {"ir"}, {"deps"}, {"loops"}, {"graph"}, {"costs"},
+    {"errors"}, {"profiles", "files"}, {"codes"}, {"loops"}, {"ir"}, {"deps"}, {"graph"}, {"costs"},
     {"timeline", "policy", "text", "lower", "moe"}, {"checker"}, {"contention"}, {"simulator"},
     {"incremental", "samples", "measured"}, {"bounds", "schedules"},
     {"render", "trace", "explain", "recognise"}, {"summary"}, {"planner", "interop"},

@@ -31,8 +31,7 @@ def lower_bounds(schedule: Schedule, costs: Costs) -> tuple[Bound, Bound]:
     slot counts as it is: the bounds hold for orders that fuse the same.
     """
     table = CostTable(costs, schedule)
-    before, after = table.lanes()
-    slots = before + table.work() + after
+    slots = table.occupied()
     head, tail, chain = _chains(schedule, costs)
     busy = np.zeros(len(schedule.queues), dtype=slots.dtype)
     np.add.at(busy, schedule.queue_of_slot, slots)
@@ -94,8 +93,7 @@ def _one_microbatch_a_path(
         lines.append(lay(whole.codes[mine][runs[own][mine]]))
     one = Schedule.from_lines(schedule.name, whole.placement, lines)
     table = CostTable(costs, one)
-    before, after = table.lanes()
-    time = before + table.work() + after
+    time = table.occupied()
     either = runs[Kind.B] & runs[Kind.I]
     place = (stages_of(one.codes), mbs_of(one.codes))
     shortest = np.full(either.shape, time.max(initial=0))

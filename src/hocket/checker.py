@@ -1,6 +1,6 @@
 """Every fault of a schedule at once, before any process starts.
 
-Imports ir, deps, graph, lower, errors.
+Imports ir, deps, loops, graph, lower, errors.
 """
 
 from __future__ import annotations
@@ -10,10 +10,20 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from hocket import loops
 from hocket.deps import NEEDS, PARTNER
 from hocket.errors import Problem, ScheduleError, UsageError
-from hocket.graph import Graph, Index, assemble, cycle, graph, inside, message_pairs
-from hocket.ir import Array, Kind, Schedule, action_of
+from hocket.graph import (
+    Graph,
+    Index,
+    assemble,
+    cycle,
+    graph,
+    inside,
+    message_pairs,
+    walk,
+)
+from hocket.ir import COMPUTE, Array, Kind, Schedule, action_of
 from hocket.lower import insert_communication
 
 SHOWN = 20  # problems of one kind that are told one by one
@@ -59,14 +69,8 @@ def check(schedule: Schedule, transport: str = "tagged") -> Report:
         raise UsageError(
             f"there is no transport {transport!r}; choose from {', '.join(TRANSPORTS)}"
         )
-    index = Index(schedule)
-    problems = _incomplete(schedule, index)
-    g = graph(schedule, index=index)
-    if g.n_late or g.stuck or problems:
-        problems += _own_order(schedule, index)
+    problems = [] if _is_sound(schedule) else _faults(schedule)
     notes: tuple[str, ...] = ()
-    if not problems:
-        problems += _deadlock(g)
     if not problems and TRANSPORTS[transport]:
         lowered = schedule
         if not schedule.has_communication:
@@ -75,6 +79,21 @@ def check(schedule: Schedule, transport: str = "tagged") -> Report:
         for find in TRANSPORTS[transport]:
             problems += find(lowered)
     return Report(schedule, transport, tuple(problems), notes)
+
+
+def _is_sound(schedule: Schedule) -> bool:
+    """True when the order is complete and can run, as far as one pass over it tells."""
+    no_time = np.zeros((len(COMPUTE), schedule.placement.n_stages), dtype=np.int8)
+    return is_complete(schedule) and walk(schedule, no_time, timed=False) is not None
+
+
+def _faults(schedule: Schedule) -> list[Problem]:
+    """What is misplaced, doubled, missing, mixed or out of order, else what deadlocks."""
+    problems, index = [*_incomplete(schedule)], Index(schedule)
+    g = graph(schedule, index=index)
+    if g.n_late or g.stuck or problems:
+        problems += _own_order(schedule, index)
+    return problems or _deadlock(g)
 
 
 class _Where:
@@ -133,8 +152,7 @@ def _misplaced(schedule: Schedule, index: Index) -> list[Problem]:
             text = f"path {k} has no stage {stage} (its stages are 0 to {lengths[a] - 1})"
         out.append(where.problem(a, f"{where.place(a)}: {where.action(a)}: {text}"))
     _some(out, int((~known).sum()) - SHOWN, "such actions")
-    table = placement.rank_table(schedule.queues)
-    paths = np.array(placement.path_of)
+    table, paths = schedule.home, placement.path_by_mb
     own = schedule.queue_of_slot[schedule.slot_of_action]
     right = own.copy()
     right[known] = table[paths[index.mbs[known]], index.stages[known]]
@@ -204,32 +222,41 @@ def _counts(schedule: Schedule, index: Index) -> list[Problem]:
 
 def is_complete(schedule: Schedule) -> bool:
     """True when every action is placed, single and there, and every message has its other side."""
-    if "complete" not in schedule.memo:
-        index = Index(schedule)
-        schedule.memo["complete"] = _is_whole(index) or not _incomplete(schedule, index)
-    return schedule.memo["complete"]
+    return not _incomplete(schedule)
 
 
-def _incomplete(schedule: Schedule, index: Index) -> list[Problem]:
-    """What is misplaced, doubled, missing or mixed."""
-    if _is_whole(index):
-        return []
-    return [
-        *_misplaced(schedule, index), *_counts(schedule, index), *_mixed(schedule, index)
-    ]  # fmt: skip
+def _incomplete(schedule: Schedule) -> list[Problem]:
+    """What is misplaced, doubled, missing or mixed; looked for once."""
+    if "incomplete" not in schedule.memo:
+        found: list[Problem] = []
+        if schedule.has_communication or not _is_whole(schedule):
+            index = Index(schedule)
+            found += _misplaced(schedule, index) + _counts(schedule, index)
+            found += _mixed(schedule, index)
+        schedule.memo["incomplete"] = found
+    return schedule.memo["incomplete"]
 
 
-def _is_whole(index: Index) -> bool:
+def _is_whole(schedule: Schedule) -> bool:
     """True when every action is placed and single, and no pair of stage and microbatch lacks one.
 
-    The sets of kinds that a pair may not have are those that `_absences` finds a fault in. Never
-    true where messages stand in the order: those are looked at one by one.
+    The sets of kinds that a pair may not have are those that `_absences` finds a fault in.
     """
-    if index.n_odd or index.schedule.has_communication:
-        return False
-    sets = list(index.census())
-    there = {kind: np.array([kind in kinds for kinds in sets]) for kind in Kind}
-    return not any(absent.any() for absent, _ in _absences(index.schedule, there))
+    placement, n = schedule.placement, len(schedule.codes)
+    seen = np.zeros(placement.n_stages * placement.m, dtype=np.uint8)
+    n_odd = loops.run(
+        loops.tally, n,
+        (
+            schedule.codes, schedule.slots, schedule.starts, schedule.home.ravel(),
+            placement.path_by_mb, placement.lengths, placement.n_stages,
+        ),
+        (seen,),
+    )  # fmt: skip
+    found = np.zeros(1 << len(Kind), dtype=bool)
+    loops.run(loops.census, n, (seen, placement.lengths, placement.n_stages), (found,))
+    sets = np.flatnonzero(found)
+    there = {kind: sets >> kind & 1 > 0 for kind in COMPUTE}
+    return not n_odd and not any(absent.any() for absent, _ in _absences(schedule, there))
 
 
 def _all_pairs(schedule: Schedule) -> tuple[Array, Array]:

@@ -47,8 +47,9 @@ def simulate_shared(schedule: Schedule, costs: Costs, *, fragment: bool = False)
     )
     node, own = g.node_of_action, schedule.slot_of_action
     return Timeline(
-        schedule=schedule, graph=g, start=start[node] + before[own], end=end[node] - after[own],
-        before=before, after=after, delays=delays, ticks=ticks, unit=costs.unit, bytes=costs.bytes,
+        schedule=schedule, linked=(g, delays), start=start[node] + before[own],
+        end=end[node] - after[own], around=(before, after), ticks=ticks, unit=costs.unit,
+        bytes=costs.bytes,
     )  # fmt: skip
 
 

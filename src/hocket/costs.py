@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
 from fractions import Fraction
+from functools import cached_property
 from numbers import Rational
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import numpy as np
 from hocket import loops
 from hocket.errors import CostError, UsageError
 from hocket.files import read_text
+from hocket.graph import sources_by_stage
 from hocket.ir import Array, Kind, Schedule, kinds_of, shown, stages_of
 
 Number = int | float | Fraction
@@ -272,7 +274,8 @@ class Ticks:
         """Times as an array of ticks."""
         if not self.exact:
             return np.array([float(x) for x in values], dtype=np.float64)
-        return np.array([int(x * self.scale) for x in values], dtype=np.int64)
+        whole = {x: int(x * self.scale) for x in set(values)}
+        return np.array([whole[x] for x in values], dtype=np.int64)
 
     def value(self, ticks: Any) -> Number:
         """Ticks as a time: an int where it is whole, a Fraction or a float where it is not."""
@@ -288,10 +291,11 @@ class Ticks:
 
 def ticks_for(values: Sequence[Number], n_actions: int) -> Ticks:
     """The finest exact tick of these values; floats where there is none that fits 63 bits."""
-    if any(isinstance(x, float) for x in values):
+    if float in set(map(type, values)):
         return Ticks(1, exact=False)
-    scale = math.lcm(*{Fraction(x).denominator for x in set(values)})
-    largest = max((abs(x) for x in values), default=0)
+    distinct = set(values)
+    scale = math.lcm(*(Fraction(x).denominator for x in distinct))
+    largest = max(map(abs, distinct), default=0)
     if largest * scale * max(n_actions, 1) >= 2**62:
         return Ticks(1, exact=False)
     return Ticks(scale, exact=True)
@@ -313,7 +317,10 @@ def fused_rule(fb: Any) -> tuple[str, Number]:
 
 
 class CostTable:
-    """The costs of one schedule as arrays of ticks: `work` per action, `before` and `after`."""
+    """The costs of one schedule as arrays of ticks.
+
+    `table`: time of each computation, `[kind, slice and stage]`.
+    """
 
     def __init__(self, costs: Costs, schedule: Schedule) -> None:
         self.costs, self.schedule = costs, schedule
@@ -332,7 +339,7 @@ class CostTable:
         if rule == "number":
             values.append(fused)
         slices = self._slice_factors()
-        values += [x * factor for row in times.values() for x in row for factor in set(slices)]
+        values += [x * factor for row in times.values() for x in row for factor in {*slices} - {1}]
         if rule == "scale":
             values += [x * fused for x in values]
         longest = max(values)
@@ -342,7 +349,7 @@ class CostTable:
                 "choose another unit"
             )
         self.ticks = ticks_for(values, len(schedule.codes))
-        self._table = np.stack([
+        self.table = np.stack([
             self.ticks.array([x * factor for factor in slices for x in times[k]]) for k in times
         ])  # fmt: skip
         self._wires_ticks = self.ticks.array(wires)
@@ -369,12 +376,12 @@ class CostTable:
     def work(self) -> Array:
         """Work of each slot without transfers, `[slot]`."""
         s, (rule, fused_cost) = self.schedule, self._fused
-        work = np.zeros(s.n_slots, dtype=self._table.dtype)
+        work = np.zeros(s.n_slots, dtype=self.table.dtype)
         fused = np.zeros(0 if s.is_single or rule in ("sum", "max") else s.n_slots, dtype=bool)
         loops.run(
             loops.gather_work, len(s.codes),
             (
-                s.codes, s.slots, self._table.ravel(), self._table.shape[1],
+                s.codes, s.slots, self.table.ravel(), self.table.shape[1],
                 s.placement.n_stages, s.placement.slices, *_FUSED, rule == "max",
             ),
             (work, fused),
@@ -386,11 +393,23 @@ class CostTable:
             work[at] = [x * fused_cost for x in work[at].tolist()]
         return work
 
+    def occupied(self) -> Array:
+        """Time that each slot occupies its queue, `[slot]`: its work, its transfers around it."""
+        if self.around is None:
+            return self.work()
+        before, after = self.around
+        return before + self.work() + after
+
+    @cached_property
+    def around(self) -> tuple[Array, Array] | None:
+        """What `lanes` gives; None where transfers occupy no queue."""
+        return None if self.costs.lane is None else self.lanes()
+
     def lanes(self) -> tuple[Array, Array]:
         """Time each slot occupies its queue before and after its work, `[slot]` both."""
         s = self.schedule
         receive, send = self._lane
-        before, after = (np.zeros(s.n_slots, dtype=self._table.dtype) for _ in range(2))
+        before, after = (np.zeros(s.n_slots, dtype=self.table.dtype) for _ in range(2))
         if self.costs.lane is None:
             return before, after
         if s.has_communication:
@@ -402,19 +421,37 @@ class CostTable:
             lane[np.logical_or.reduceat(np.isin(kinds, some), s.slots[:-1])] = time
         return before, after
 
+    @property
+    def adds_up(self) -> bool:
+        """True when a slot occupies its queue for the sum of its parts, and no longer."""
+        return self.costs.lane is None and (self.schedule.is_single or self._fused[0] == "sum")
+
+    def delays_of_needs(self) -> Array:
+        """Time from the end of each need's source to who needs it, `[need, path, stage]`.
+
+        Empty where messages take no time.
+        """
+        if self.costs.bandwidth is None and not self._latency:
+            return self.table[:0]
+        codes, crosses = sources_by_stage(self.schedule)
+        return np.where(crosses, self.ways(codes), 0)
+
     def delays(self, source: Array, crosses: Array) -> Array:
         """Time from the end of each edge's source to its target, `[edge]`."""
-        delays = np.zeros(len(source), dtype=self._table.dtype)
+        delays = np.zeros(len(source), dtype=self.table.dtype)
         if self.costs.bandwidth is None:
             if self._latency:
                 np.multiply(crosses, self._latency, out=delays)
             return delays
-        codes = self.schedule.codes[source[crosses]]
+        delays[crosses] = self.ways(self.schedule.codes[source[crosses]])
+        return delays
+
+    def ways(self, codes: Array) -> Array:
+        """Time that the results of these actions take to the next rank, `[action]`."""
         kinds, stages = kinds_of(codes), stages_of(codes)
         forward = (kinds == Kind.F) | (kinds == Kind.SEND_F)
         boundary = np.where(forward, stages, stages - 1)
-        delays[crosses] = self._latency + self._wires_ticks[boundary]
-        return delays
+        return self._latency + self._wires_ticks[boundary]
 
 
 # Which kinds are the forward, and which the backward, of a slot that runs both.

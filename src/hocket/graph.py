@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
 from hocket import loops
 from hocket.deps import MESSAGE, NEEDS, PARTNER, Need
-from hocket.ir import Array, Kind, Schedule, kinds_of, mbs_of, stages_of
+from hocket.ir import COMPUTE, Array, Kind, Schedule, encode, kinds_of, mbs_of, stages_of
 
 _NONE = np.empty(0, dtype=np.int32)
 
@@ -22,9 +22,7 @@ _NONE = np.empty(0, dtype=np.int32)
 class Index:
     """Finds actions by arithmetic: `index.find(kind, stages, mbs)` gives positions in `codes`.
 
-    A position equal to `n` means that no such action stands in the order. `n_odd` counts the
-    actions that no placed, complete schedule has: of unknown stages or microbatches, on the wrong
-    queue, or doubled.
+    A position equal to `n` means that no such action stands in the order.
     """
 
     def __init__(self, schedule: Schedule) -> None:
@@ -36,14 +34,8 @@ class Index:
         self.n_stages, self.m = placement.n_stages, placement.m
         self.table = np.empty(len(Kind) * self.n_stages * self.m, dtype=np.int32)
         self.counts = np.zeros(len(Kind), dtype=np.int64)
-        self.n_odd: int = loops.run(
-            loops.locate,
-            self.n,
-            (
-                schedule.codes, schedule.slots, schedule.starts, schedule.rank_of_queue,
-                placement.rank_table(schedule.queues).ravel(), np.array(placement.path_of),
-                self.lengths, self.n_stages, int(Kind.SEND_F), self.n,
-            ),
+        loops.run(
+            loops.locate, self.n, (schedule.codes, self.lengths, self.n_stages, self.n),
             (self.table, self.counts),
         )  # fmt: skip
 
@@ -86,19 +78,6 @@ class Index:
             found[open_] = self.find(kind, self.stages[where] + shift, mbs)
         return having, found
 
-    def census(self) -> dict[tuple[Kind, ...], int]:
-        """How many (stage, microbatch) pairs have just these kinds."""
-        kinds = np.flatnonzero(self.counts)
-        counts = np.zeros(1 << len(kinds), dtype=np.int64)
-        loops.run(
-            loops.census, self.n,
-            (self.table, kinds, self.lengths, self.n_stages, self.n), (counts,),
-        )  # fmt: skip
-        return {
-            tuple(Kind(k) for i, k in enumerate(kinds.tolist()) if bits >> i & 1): int(counts[bits])
-            for bits in np.flatnonzero(counts).tolist()
-        }
-
 
 class _Rules(NamedTuple):
     """`deps.NEEDS` as arrays, for the loops.
@@ -134,6 +113,42 @@ def _rules(index: Index) -> _Rules:
         need_of_kind.append(len(offsets))
     columns = (need_of_kind, offsets, steps, source_of, cells)
     return _Rules(*(np.array(column, dtype=np.int64) for column in columns))
+
+
+class _Rows(NamedTuple):
+    """`deps.NEEDS` of computations as arrays, for the loop that goes by times.
+
+    The ends of all actions stand in `n_rows` rows of `[stage + 2, microbatch]`, before and behind
+    the stages one that never runs: kinds that stand in for each other share a row. Kind k writes
+    at `row_of[k]` (below 0: nobody waits for it); its needs are `n_needs * k` to
+    `n_needs * (k + 1)`, the last one repeated. Need i stands at `place_of[i]`, its stage at
+    `offset_of[i]`; one of the kinds that meet it is `kind_of[i]`.
+    """
+
+    n_rows: int
+    n_needs: int
+    offset_of: Array
+    place_of: Array
+    row_of: Array
+    kind_of: Array
+
+
+@lru_cache(maxsize=64)
+def _rows(n_stages: int, m: int) -> _Rows:
+    needs = [[need for need in NEEDS[kind] if not need.step] for kind in COMPUTE]
+    n_needs = max(map(len, needs))
+    flat = [need for some in needs for need in some + some[-1:] * (n_needs - len(some))]
+    rows: list[set[Kind]] = []
+    for need in flat:
+        alike = {kind for kind, _ in need.sources if kind in COMPUTE}
+        joined = [row for row in rows if row & alike]
+        rows = [row for row in rows if not row & alike] + [alike.union(*joined)]
+    size = (n_stages + 2) * m
+    row_of = [next((i * size + m for i, row in enumerate(rows) if k in row), -1) for k in COMPUTE]
+    kinds, offsets = zip(*(need.sources[-1] for need in flat), strict=True)
+    place_of = [row_of[k] + offset * m for k, offset in zip(kinds, offsets, strict=True)]
+    columns = (np.array(column, np.int64) for column in (offsets, place_of, row_of, kinds))
+    return _Rows(len(rows), n_needs, *columns)
 
 
 class Missing(NamedTuple):
@@ -409,6 +424,67 @@ def replay(graph: Graph, durations: Array, delays: Array) -> Times:
         (graph.sequence, graph.heads, graph.need_starts, graph.needs, delays), (start, durations),
     )  # fmt: skip
     return Times(start, durations, graph.stuck)
+
+
+def sources_by_stage(schedule: Schedule) -> tuple[Array, Array]:
+    """The source of each need of `walk`, by the stage that needs it, and whether it crosses ranks.
+
+    Codes of microbatch 0, `[need, 1, stage]`, and `[need, path, stage]`.
+    """
+    n = schedule.placement.n_stages
+    rows = _rows(n, schedule.m)
+    wanted = np.arange(n) + rows.offset_of[:, None]
+    source = wanted.clip(0, n - 1)
+    rank = np.append(schedule.rank_of_queue, -1)[schedule.home]  # -1: beyond the path's end
+    theirs, own = rank[:, source].swapaxes(0, 1), rank[None]
+    crosses = (source == wanted)[:, None] & (theirs >= 0) & (theirs != own)
+    return encode(rows.kind_of[:, None], source, 0)[:, None], crosses
+
+
+class Walk(NamedTuple):
+    """Start and end of each action, and `Timeline.until`."""
+
+    start: Array
+    end: Array
+    until: Array | None
+
+
+def walk(
+    schedule: Schedule, table: Array, work: Array = _NONE, delays: Array = _NONE, *,
+    timed: bool = True,
+) -> Walk | None:  # fmt: skip
+    """What `longest_path` gives, in one pass and without a graph, for a complete schedule.
+
+    table: time of each computation, `[kind, stage]`; work: of each slot, instead, `[slot]`.
+    delays: of the sources of `sources_by_stage`, `[need, path, stage]`; left out where there are
+    none. timed: whether the times are wanted, or only whether all can run. None where some slot
+    never starts, and where a pass is too simple to tell: with messages or slices, and slots whose
+    parts need each other.
+    """
+    placement, n = schedule.placement, len(schedule.codes)
+    if schedule.has_communication or placement.slices > 1:
+        return None
+    rows = _rows(placement.n_stages, placement.m)
+    ends = np.full((rows.n_rows, placement.n_stages + 2, placement.m), -1, dtype=table.dtype)
+    ends[:, 0] = 0
+    ends[:, placement.lengths + 1, np.arange(placement.m)] = 0
+    sizes = (n, n, schedule.n_slots if len(delays) else 0) if timed else (0, 0, 0)
+    start, end, until = (np.empty(size, dtype=table.dtype) for size in sizes)
+    n_queues = len(schedule.queues)
+    n_ran = loops.run(
+        loops.walk, n,
+        (
+            schedule.codes, schedule.slots, schedule.starts, schedule.home.ravel(),
+            placement.path_by_mb, placement.n_stages, *rows[1:-1], delays.ravel(), table.ravel(),
+            work,
+        ),
+        (
+            ends.ravel(), schedule.starts[:-1].copy(), np.full(n_queues, -1),
+            np.append(np.arange(1, n_queues), -1), np.zeros(n_queues, dtype=table.dtype), start,
+            end, until,
+        ),
+    )  # fmt: skip
+    return Walk(start, end, until) if n_ran == schedule.n_slots else None
 
 
 def cycle(graph: Graph) -> Iterator[tuple[int, int]]:

@@ -145,8 +145,7 @@ def _state(g: Graph, table: CostTable) -> dict[str, Array]:
     sources, targets, need_starts = all_edges(s)
     needs, waits = s.slot_of_action[sources], s.slot_of_action[targets]
     rank = s.rank_of_queue[s.queue_of_slot]
-    before, after = table.lanes()
-    durations = before + table.work() + after
+    durations = table.occupied()
     start, end, _ = longest_path(g, durations, table.delays(g.source, g.crosses))
     topological = np.empty(n, dtype=np.int64)
     topological[g.sequence] = np.arange(n)

@@ -1,12 +1,12 @@
 """A schedule as a value: kinds, actions, queues, placement, order. No time, no tensors.
 
-Imports numpy and errors, nothing else of hocket.
+Imports codes, loops and errors.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import IntEnum
 from functools import cached_property
@@ -15,6 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hocket import loops
+from hocket.codes import MAX_MB, MAX_STAGE, UNUSED_BITS, encode, kinds_of, mbs_of, stages_of
 from hocket.errors import ScheduleError
 
 Array = np.ndarray
@@ -40,11 +42,6 @@ class Kind(IntEnum):
 
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W)
 
-# One action is one integer: kind in 4 bits (of which 3 are used), stage in 20, microbatch in 31.
-_STAGE_SHIFT, _MB_SHIFT, _END_SHIFT = 4, 24, 55
-_KIND_MASK, _STAGE_MASK, _UNUSED_BIT = (1 << 4) - 1, (1 << 20) - 1, 1 << 3
-MAX_STAGE = _STAGE_MASK
-MAX_MB = (1 << (_END_SHIFT - _MB_SHIFT)) - 1
 MAX_RANK = (1 << 20) - 1
 MAX_MICROBATCHES = 1 << 24  # every one takes memory in the placement, also without an action
 _STREAM = re.compile(r"[A-Za-z][\w-]*", re.ASCII)
@@ -78,34 +75,10 @@ class Queue(NamedTuple):
         return f"{self.rank}/{self.stream}" if self.stream else str(self.rank)
 
 
-def encode(kind: Any, stage: Any, mb: Any) -> Any:
-    """The code of an action; scalars or arrays.
-
-    Stages from 0 to MAX_STAGE and microbatches from 0 to MAX_MB have a code of their own. Others
-    are not refused here, so that a neighbour which does not exist can be looked up.
-    """
-    return (mb << _MB_SHIFT) | (stage << _STAGE_SHIFT) | kind
-
-
-def kinds_of(codes: Array) -> Array:
-    """The kind of each code."""
-    return codes & _KIND_MASK
-
-
-def stages_of(codes: Array) -> Array:
-    """The stage of each code."""
-    return (codes >> _STAGE_SHIFT) & _STAGE_MASK
-
-
-def mbs_of(codes: Array) -> Array:
-    """The microbatch of each code."""
-    return codes >> _MB_SHIFT
-
-
 def action_of(code: int) -> Action:
     """The action that a code stands for."""
     code = int(code)
-    return Action(Kind(code & _KIND_MASK), (code >> _STAGE_SHIFT) & _STAGE_MASK, code >> _MB_SHIFT)
+    return Action(Kind(kinds_of(code)), stages_of(code), mbs_of(code))
 
 
 def is_name(text: Any) -> bool:
@@ -269,9 +242,14 @@ class Placement:
         return max(len(path) for path in self.paths)
 
     @cached_property
+    def path_by_mb(self) -> Array:
+        """`path_of` as an array, `[microbatch]`."""
+        return _frozen(np.array(self.path_of))
+
+    @cached_property
     def lengths(self) -> Array:
         """Number of stages each microbatch walks, `[microbatch]`."""
-        return _frozen(np.array([len(path) for path in self.paths])[np.array(self.path_of)])
+        return _frozen(np.array([len(path) for path in self.paths])[self.path_by_mb])
 
     @cached_property
     def stages_of_rank(self) -> tuple[tuple[int, ...], ...]:
@@ -341,62 +319,165 @@ def mirrored(p: int, path_of: Sequence[int], pipes: int = 2) -> Placement:
 
 
 class Line(NamedTuple):
-    """Consecutive slots of one queue: action codes, and how many of them each slot takes."""
+    """The slots of one queue, written out: action codes, and how many of them each slot takes."""
 
     codes: Array
     widths: Array
 
 
-def run(kind: Kind, stage: int, mbs: Iterable[int] | Array) -> Line:
-    """One slot for each microbatch: `run(Kind.F, 2, range(3))` is `2F0 2F1 2F2`."""
-    if not 0 <= stage <= MAX_STAGE:
+class Part(NamedTuple):
+    """An action of a slot that repeats: `codes[first + i] + add` in repeat i.
+
+    first, add: one number, or one a queue.
+    """
+
+    codes: Array
+    first: Any
+    add: Any
+
+
+class Block(NamedTuple):
+    """Some slots, repeated `times` times: one number, or one a queue."""
+
+    times: Any
+    slots: tuple[tuple[Part, ...], ...]
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """What one queue runs, or each of several: blocks of slots one after the other.
+
+    All queues have the same blocks, with numbers of their own; nothing is written out before a
+    schedule is made of them.
+    """
+
+    blocks: tuple[Block, ...]
+
+    @property
+    def _parts(self) -> list[Part]:
+        return [part for block in self.blocks for slot in block.slots for part in slot]
+
+    @cached_property
+    def _numbers(self) -> Array:
+        """Times of the blocks, then where the parts begin, then what is added to them."""
+        parts = self._parts
+        rows = [*(b.times for b in self.blocks), *(x.first for x in parts), *(x.add for x in parts)]
+        n_queues = max((getattr(row, "size", 1) for row in rows), default=1)
+        table = np.empty((len(rows), n_queues), dtype=np.int64)
+        for i, row in enumerate(rows):
+            table[i] = row
+        return table
+
+    @property
+    def n_queues(self) -> int:
+        """How many queues it is for."""
+        return self._numbers.shape[1]
+
+    def written(self) -> Line:
+        """The line of one queue."""
+        codes, slots, _ = self.laid()
+        return Line(codes, np.diff(slots))
+
+    def laid(self) -> tuple[Array, Array, Array]:
+        """Codes, slots and starts of all queues, as a Schedule has them."""
+        blocks, parts, table = self.blocks, self._parts, self._numbers
+        times, add = table[: len(blocks)], table[len(table) - len(parts) :]
+        pools = {id(x.codes): x.codes for x in parts}
+        base = dict(zip(pools, _offsets([len(x) for x in pools.values()]).tolist(), strict=False))
+        pool_of = np.array([base[id(x.codes)] for x in parts], dtype=np.int64)
+        first = table[len(blocks) : len(table) - len(parts)] + pool_of[:, None]
+        opens = [k == 0 for b in blocks for slot in b.slots for k in range(len(slot))]
+        width = np.array([sum(map(len, b.slots)) for b in blocks], dtype=np.int64)
+        height = np.array([len(b.slots) for b in blocks], dtype=np.int64)
+        starts, n = _offsets(height @ times), int((width @ times).sum())
+        codes = np.empty(n, dtype=np.int64)
+        slots = np.arange(n + 1) if n == starts[-1] else np.full(starts[-1] + 1, n)
+        loops.run(
+            loops.lay_down, n,
+            (
+                times.ravel(), _offsets(width), np.array(opens, dtype=np.int64), first.ravel(),
+                add.ravel(), np.concatenate([*pools.values(), codes[:0]]),
+            ),
+            (codes, slots if n > starts[-1] else slots[:0]),
+        )  # fmt: skip
+        return codes, slots, starts
+
+    def single(self) -> Block:
+        """The same as one block of one slot; written out if need be."""
+        if len(self.blocks) == 1 and len(self.blocks[0].slots) == 1:
+            return self.blocks[0]
+        codes, slots, starts = self.laid()
+        assert len(codes) == len(slots) - 1, "a slot of several actions among others"
+        return Block(np.diff(starts), ((Part(codes, starts[:-1], 0),),))
+
+
+def run(kind: Kind, stage: Any, mbs: Iterable[int] | Array) -> Pattern:
+    """One slot for each microbatch: `run(Kind.F, 2, range(3))` is `2F0 2F1 2F2`.
+
+    stage: one number, or one a queue.
+    """
+    if np.min(stage) < 0 or np.max(stage) > MAX_STAGE:
         raise ScheduleError(f"there is no stage {shown(stage)}; stages are 0 to {MAX_STAGE}")
-    return lay(encode(int(kind), stage, np.asarray(mbs, dtype=np.int64)))
+    if isinstance(mbs, range):
+        mbs = np.arange(mbs.start, mbs.stop, mbs.step)
+    return lay(encode(int(kind), 0, np.asarray(mbs, dtype=np.int64)), stage)
 
 
-def lay(codes: Array) -> Line:
-    """A line of one slot for each code."""
-    return Line(np.asarray(codes, dtype=np.int64), np.ones(len(codes), dtype=np.int64))
+def lay(codes: Array, stage: Any = 0) -> Pattern:
+    """One slot for each code; `stage`, one number or one a queue, is added to their stages.
+
+    codes: `[slot]`, or `[queue, slot]`.
+    """
+    codes, first = np.asarray(codes, dtype=np.int64), 0
+    if codes.ndim > 1:
+        first = np.arange(len(codes)) * codes.shape[1]
+    return _one(codes.shape[-1], (Part(codes.ravel(), first, encode(0, stage, 0)),))
 
 
-def cut(line: Line, start: int, stop: int | None = None) -> Line:
-    """Slots start to stop of a line whose slots are all single."""
-    return Line(line.codes[start:stop], line.widths[start:stop])
+def _one(times: Any, *slots: tuple[Part, ...]) -> Pattern:
+    return Pattern((Block(times, slots),))
 
 
-def join(*lines: Line) -> Line:
+def cut(line: Pattern, start: Any, stop: Any = None) -> Pattern:
+    """Slots start to stop, one number or one a queue each, of a line whose slots are all single."""
+    n, (slot,) = line.single()
+    start = np.minimum(np.maximum(start, 0), n)
+    stop = n if stop is None else np.minimum(np.maximum(stop, start), n)
+    return _one(stop - start, tuple(x._replace(first=x.first + start) for x in slot))
+
+
+def join(*lines: Pattern) -> Pattern:
     """The lines one after the other."""
-    if not lines:
-        return lay(np.empty(0, dtype=np.int64))
-    return Line(np.concatenate([x.codes for x in lines]), np.concatenate([x.widths for x in lines]))
+    return Pattern(tuple(block for line in lines for block in line.blocks))
 
 
-def alternate(*lines: Line) -> Line:
+def alternate(*lines: Pattern) -> Pattern:
     """First slot of each line, then the second of each, ...: `a0 b0 a1 b1`; equal lengths."""
-    codes, widths = _columns(lines)
-    return Line(codes.ravel(), widths.ravel())
+    blocks = [line.single() for line in lines]
+    return _one(_length(blocks), *(block.slots[0] for block in blocks))
 
 
-def fuse(*lines: Line) -> Line:
+def fuse(*lines: Pattern) -> Pattern:
     """The i-th slots of all lines made one slot: `a0+b0 a1+b1`; equal lengths."""
-    codes, widths = _columns(lines)
-    return Line(codes.ravel(), widths.sum(axis=1))
+    blocks = [line.single() for line in lines]
+    return _one(_length(blocks), tuple(part for block in blocks for part in block.slots[0]))
 
 
-def _columns(lines: Sequence[Line]) -> tuple[Array, Array]:
-    """Codes `[slot, ...]` and widths `[slot, line]`; each line has slots of one width."""
-    n = len(lines[0].widths)
-    if any(len(x.widths) != n for x in lines):
-        lengths = ", ".join(str(len(x.widths)) for x in lines)
+def keep(line: Pattern, wanted: Callable[[Array], Array], *, add: int = 0) -> Pattern:
+    """The slots, all of them single, whose code is wanted, with `add` added to it."""
+    codes, _, starts = line.laid()
+    found = wanted(codes)
+    kept = _offsets(found)[starts]
+    return _one(np.diff(kept), (Part(codes[found], kept[:-1], add),))
+
+
+def _length(blocks: Sequence[Block]) -> Any:
+    """How often all of these repeat."""
+    n = blocks[0].times
+    if any(np.any(block.times != n) for block in blocks):
+        lengths = ", ".join(str(block.times) for block in blocks)
         raise ScheduleError(f"lines of {lengths} slots; they must be equally long to go together")
-    each = [len(x.codes) // n if n else 1 for x in lines]
-    codes, widths = (np.empty((n, k), dtype=np.int64) for k in (sum(each), len(lines)))
-    at = 0
-    for i, (line, wide) in enumerate(zip(lines, each, strict=True)):
-        codes[:, at : at + wide] = line.codes.reshape(n, wide)
-        widths[:, i] = line.widths
-        at += wide
-    return codes, widths
+    return n
 
 
 @dataclass(frozen=True, eq=False)
@@ -422,16 +503,17 @@ class Schedule:
             )
         if not isinstance(self.placement, Placement):
             raise ScheduleError(f"the placement is {shown(self.placement)}; it must be a Placement")
+        for name in ("codes", "slots", "starts"):
+            object.__setattr__(self, name, _own(name, getattr(self, name)))
+        if self.queues is not self.placement.queues:
+            self._check_queues()
+        self._check_arrays()
+
+    def _check_queues(self) -> None:
         queues = tuple(
             _queue(q, f"queue {i}") for i, q in enumerate(_row(self.queues, "queues", "queues"))
         )
         object.__setattr__(self, "queues", queues)
-        for name in ("codes", "slots", "starts"):
-            object.__setattr__(self, name, _own(name, getattr(self, name)))
-        self._check_queues()
-        self._check_arrays()
-
-    def _check_queues(self) -> None:
         ranks, own = self.placement.p, set(self.queues)
         for queue in self.queues:
             if queue.rank >= ranks:
@@ -447,10 +529,9 @@ class Schedule:
 
     def _check_arrays(self) -> None:
         """Three passes over the arrays, all of them in numpy."""
-        n, bits = len(self.codes), int(np.bitwise_or.reduce(self.codes))
-        if bits >> _END_SHIFT or bits & _UNUSED_BIT:  # negative codes too
-            odd = (self.codes >> _END_SHIFT != 0) | (self.codes & _UNUSED_BIT != 0)
-            at = int(np.flatnonzero(odd)[0])
+        n, bits = len(self.codes), self._bits
+        if bits & UNUSED_BITS:  # negative codes too
+            at = int(np.flatnonzero(self.codes & UNUSED_BITS)[0])
             raise ScheduleError(
                 f"the code {self.codes[at]} at position {at} is of no action; stages are 0 to "
                 f"{MAX_STAGE}, microbatches 0 to {MAX_MB}"
@@ -467,34 +548,26 @@ class Schedule:
 
     @classmethod
     def from_lines(
-        cls, name: str, placement: Placement, lines: Sequence[Line] | Mapping[Queue, Line]
-    ) -> Schedule:
-        """A schedule from one line a queue, in `placement.queues` order or by queue.
+        cls, name: str, placement: Placement,
+        lines: Pattern | Sequence[Pattern | Line] | Mapping[Queue, Pattern | Line],
+    ) -> Schedule:  # fmt: skip
+        """A schedule from one line a queue, in `placement.queues` order or by queue, or from one
+        pattern of all of them.
 
         Slots without actions are left out.
         """
+        queues = placement.queues
         if isinstance(lines, Mapping):
             by_queue = {_queue(q, "the queue of a line"): line for q, line in lines.items()}
             queues = tuple(sorted({*placement.queues, *by_queue}))
             lines = [by_queue.get(q, join()) for q in queues]
-        else:
-            queues = placement.queues
-            if len(lines) != len(queues):
-                raise ScheduleError(
-                    f"{name} has {len(queues)} queues, but the order has {len(lines)} lines"
-                )
-        for queue, line in zip(queues, lines, strict=True):
-            if line.widths.sum() != len(line.codes):
-                raise ScheduleError(
-                    f"{name}: the slots of queue {queue} take {line.widths.sum()} actions, but "
-                    f"its line has {len(line.codes)}"
-                )
-        codes = np.concatenate([x.codes for x in lines])
-        widths = [x.widths if x.widths.all() else x.widths[x.widths > 0] for x in lines]
-        starts = _offsets(np.array([len(w) for w in widths]))
-        single = len(codes) == starts[-1]
-        slots = np.arange(len(codes) + 1) if single else _offsets(np.concatenate(widths))
-        return cls(name, placement, queues, *map(_frozen, (codes, slots, starts)))
+        n_lines = lines.n_queues if isinstance(lines, Pattern) else len(lines)
+        if n_lines != len(queues):
+            raise ScheduleError(
+                f"{name} has {len(queues)} queues, but the order has {n_lines} lines"
+            )
+        arrays = lines.laid() if isinstance(lines, Pattern) else _joined(name, queues, lines)
+        return cls(name, placement, queues, *map(_frozen, arrays))
 
     @classmethod
     def from_order(
@@ -566,8 +639,11 @@ class Schedule:
     @cached_property
     def slot_of_action(self) -> Array:
         """The slot each action is in, `[action]`."""
-        slots = np.arange(self.n_slots, dtype=np.int32)
-        return _frozen(slots if self.is_single else np.repeat(slots, self.widths))
+        if self.is_single:
+            return _frozen(np.arange(self.n_slots, dtype=np.int32))
+        opens = np.zeros(len(self.codes), dtype=np.int32)
+        opens[self.slots[1:-1]] = 1  # numpy repeats by counts four times as slowly
+        return _frozen(np.cumsum(opens, dtype=np.int32))
 
     @cached_property
     def queue_of_slot(self) -> Array:
@@ -581,16 +657,26 @@ class Schedule:
         return _frozen(np.array([q.rank for q in self.queues], dtype=np.int32))
 
     @cached_property
+    def home(self) -> Array:
+        """Index of the queue that runs each stage, `[path, stage]`."""
+        return _frozen(self.placement.rank_table(self.queues))
+
+    @cached_property
     def kinds(self) -> frozenset[Kind]:
         """The kinds that stand in the order."""
-        low = self.codes.astype(np.uint8) & _KIND_MASK  # a byte each: many passes cost little
+        low = kinds_of(self.codes.astype(np.uint8))  # a byte each: many passes cost little
         bits = int(np.bitwise_or.reduce(np.uint8(1) << low)) if len(low) else 0
         return frozenset(kind for kind in Kind if bits >> kind & 1)
+
+    @cached_property
+    def _bits(self) -> int:
+        """The bits that some code has."""
+        return int(np.bitwise_or.reduce(self.codes))
 
     @property
     def has_communication(self) -> bool:
         """True when SEND and RECV actions stand in the order."""
-        return any(kind.is_communication for kind in self.kinds)
+        return self._bits & Kind.SEND_F > 0  # those kinds and no others have this bit
 
     @property
     def has_split_backward(self) -> bool:
@@ -600,6 +686,8 @@ class Schedule:
     @property
     def is_forward_only(self) -> bool:
         """True when no backward stands in the order (evaluation)."""
+        if not self.has_communication:
+            return kinds_of(self._bits) == Kind.F
         return self.kinds.isdisjoint((Kind.B, Kind.I, Kind.W))
 
     def slot(self, index: int) -> Slot:
@@ -621,7 +709,25 @@ class Schedule:
         return replace(self, name=name)
 
 
-def _offsets(widths: Array) -> Array:
+def _joined(
+    name: str, queues: Sequence[Queue], lines: Iterable[Pattern | Line]
+) -> tuple[Array, Array, Array]:
+    """Codes, slots and starts of lines written out one by one."""
+    written = [line if isinstance(line, Line) else line.written() for line in lines]
+    for queue, line in zip(queues, written, strict=True):
+        if line.widths.sum() != len(line.codes):
+            raise ScheduleError(
+                f"{name}: the slots of queue {queue} take {line.widths.sum()} actions, but "
+                f"its line has {len(line.codes)}"
+            )
+    codes = np.concatenate([x.codes for x in written])
+    widths = [x.widths if x.widths.all() else x.widths[x.widths > 0] for x in written]
+    starts = _offsets(np.array([len(w) for w in widths]))
+    single = len(codes) == starts[-1]
+    return codes, np.arange(len(codes) + 1) if single else _offsets(np.concatenate(widths)), starts
+
+
+def _offsets(widths: Array | Sequence[int]) -> Array:
     offsets = np.zeros(len(widths) + 1, dtype=np.int64)
     np.cumsum(widths, out=offsets[1:])
     return offsets
@@ -636,7 +742,7 @@ def _line(name: str, queue: Queue | int, slots: Iterable[Iterable[Action]]) -> L
             for kind, stage, mb in slot:
                 if not (0 <= kind <= 7 and 0 <= stage <= MAX_STAGE and 0 <= mb <= MAX_MB):
                     raise ValueError
-                codes.append(index(mb) << _MB_SHIFT | index(stage) << _STAGE_SHIFT | index(kind))
+                codes.append(encode(index(kind), index(stage), index(mb)))
         except (TypeError, ValueError):
             raise ScheduleError(
                 f"{name}: slot {i} of queue {queue} is {shown(slot)}; a slot is a sequence of "

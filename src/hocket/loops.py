@@ -2,7 +2,7 @@
 
 Small schedules run the functions as they stand, on lists; large ones run them compiled by numba
 on arrays (`run` chooses). No rule is written here: what waits for what comes in as arrays made
-from `deps.py`. Imports ir.
+from `deps.py`. Imports codes.
 """
 
 from __future__ import annotations
@@ -17,54 +17,168 @@ from typing import Any
 
 import numpy as np
 
-from hocket.ir import kinds_of, mbs_of, stages_of
+from hocket.codes import kinds_of, mbs_of, stages_of
 
 # --- the order and the graph ------------------------------------------------------------------
 
 
-def locate(
-    codes, slots, starts, rank_of_queue, home, path_of, lengths, n_stages, first_message, empty,
-    table, counts,
-):  # fmt: skip
-    """Writes every action's position to `table[kind, stage, mb]`; returns how many are odd.
+# `i & ROOM` is i. It tells the compiler that an index is not below 0, so that the compiled loop
+# does not look for negative ones: a fifth of the time of the loops that use it.
+ROOM = (1 << 40) - 1
+
+
+def lay_down(times, part_of, opens, first, add, pool, codes, slots):
+    """Writes repeated patterns, queue by queue, to `codes`, and where slots start to `slots`.
+
+    Block b of queue q repeats `times[b, q]` times its parts `part_of[b]` to `part_of[b + 1]`: part
+    j in repeat i is `pool[first[j, q] + i] + add[j, q]`, and `opens[j]` a slot. Without room in
+    `slots` these are not written.
+    """
+    n_blocks, n, k = len(part_of) - 1, 0, 0
+    n_queues = len(times) // n_blocks if n_blocks else 0
+    for q in range(n_queues):
+        for b in range(n_blocks):
+            n_times, width, height = times[b * n_queues + q], part_of[b + 1] - part_of[b], 0
+            for j in range(part_of[b], part_of[b + 1]):
+                height += opens[j]
+            at, slot = n, k - 1
+            for j in range(part_of[b], part_of[b + 1]):
+                source, more = first[j * n_queues + q], add[j * n_queues + q]
+                for i in range(n_times):
+                    codes[at + i * width] = pool[source + i] + more
+                slot += opens[j]
+                if opens[j] and len(slots):
+                    for i in range(n_times):
+                        slots[slot + i * height] = at + i * width
+                at += 1
+            n += n_times * width
+            k += n_times * height
+
+
+def tally(codes, slots, starts, home, path_of, lengths, n_stages, seen):
+    """Marks every action in `seen[stage, mb]`, a bit for each kind; returns how many are odd.
 
     Odd: of no stage or microbatch, on a queue that is not `home[path, stage]`, or doubled.
     """
     m, n_odd = len(path_of), 0
-    cells = n_stages * m
     for q in range(len(starts) - 1):
         for a in range(slots[starts[q]], slots[starts[q + 1]]):
             code = codes[a]
-            kind, stage, mb = kinds_of(code), stages_of(code), mbs_of(code)
-            if mb >= m or stage >= lengths[mb]:
+            kind, stage, mb = kinds_of(code), stages_of(code), mbs_of(code) & ROOM
+            if mb >= m or stage >= lengths[mb] or home[path_of[mb] * n_stages + stage] != q:
                 n_odd += 1
                 continue
-            own = home[path_of[mb] * n_stages + stage]
-            if own != q and (kind < first_message or rank_of_queue[own] != rank_of_queue[q]):
-                n_odd += 1
-            if counts[kind] == 0:
-                for cell in range(kind * cells, (kind + 1) * cells):
-                    table[cell] = empty
-            counts[kind] += 1
-            cell = kind * cells + stage * m + mb
-            if table[cell] != empty:
-                n_odd += 1
-            table[cell] = a
+            cell = stage * m + mb
+            n_odd += seen[cell] >> kind & 1
+            seen[cell] |= 1 << kind
     return n_odd
 
 
-def census(table, kinds, lengths, n_stages, empty, counts):
-    """Counts the (stage, microbatch) pairs by which of `kinds` they have, as bits of a number."""
+def census(seen, lengths, n_stages, found):
+    """Marks in `found` which sets of kinds the (stage, microbatch) pairs have."""
     m = len(lengths)
-    cells = n_stages * m
     for stage in range(n_stages):
         for mb in range(m):
             if stage < lengths[mb]:
-                bits = 0
-                for k in range(len(kinds)):
-                    if table[kinds[k] * cells + stage * m + mb] != empty:
-                        bits |= 1 << k
-                counts[bits] += 1
+                found[seen[stage * m + mb]] = True
+
+
+def walk(  # noqa: C901 (see `link`)
+    codes, slots, starts, home, path_of, n_stages, n_needs, offset_of, place_of, row_of, delays,
+    table, work, ends, cursor, owed, behind, free, start, end, until,
+):  # fmt: skip
+    """When each action starts and ends if all start as early as they can.
+
+    Returns how many slots ran. Kind k has the needs `n_needs * k` to `n_needs * (k + 1)`. Need i of
+    an action is ready at `ends[place_of[i] + cell]`, which is below 0 while that has not ended;
+    cell: where its stage and microbatch stand in each row of `ends`. Every queue runs until it
+    meets what has not ended, then waits in the list `owed` of the queue it waits for; `behind`
+    links these lists, and that of the queues that may move. `free`: when each queue falls free.
+    A slot takes `work[slot]`, without that the sum of its parts in `table[kind, stage]`. Without
+    room in `start` no times are written; with `delays[need, path, stage]`, `until` gets when what
+    held a slot had ended.
+    """
+    m, none, n_paths = len(path_of), 0 * table[0], len(home) // n_stages
+    wide, timed, delayed = len(slots) <= len(codes), len(start) > 0, len(delays) > 0
+    n_done, queue, last_queue = 0, 0, len(owed) - 1
+    while queue >= 0:
+        q = queue & ROOM
+        queue = behind[q]
+        i, last, owing = cursor[q] & ROOM, starts[q + 1], -1
+        begun, a = i, slots[i] if wide else i
+        clock = free[q]
+        time, held, spent = clock, clock, none
+        while i < last:
+            code = codes[a & ROOM]
+            kind, stage, mb = kinds_of(code), stages_of(code), mbs_of(code) & ROOM
+            cell = stage * m + mb
+            for need in range(n_needs * kind, n_needs * (kind + 1)):
+                ready = ends[(place_of[need] + cell) & ROOM]
+                if ready < 0:
+                    owing = home[(path_of[mb] * n_stages + stage + offset_of[need]) & ROOM]
+                    break
+                if delayed:
+                    due = ready + delays[(need * n_paths + path_of[mb]) * n_stages + stage]
+                    if due > time:
+                        time, held = due, ready
+                elif ready > time:
+                    time = ready
+            if owing >= 0:
+                break
+            spent += table[(kind * n_stages + stage) & ROOM]
+            a += 1
+            if wide and a < slots[(i + 1) & ROOM]:
+                continue
+            clock = time + (work[i & ROOM] if len(work) else spent)
+            if wide:
+                for part in range(slots[i & ROOM], a):
+                    b = part & ROOM
+                    code, row = codes[b], row_of[kinds_of(codes[b])]
+                    if row >= 0:
+                        ends[(row + stages_of(code) * m + mbs_of(code)) & ROOM] = clock
+                    if timed:
+                        start[b], end[b] = time, clock
+            else:
+                row = row_of[kind]
+                if row >= 0:
+                    ends[(row + cell) & ROOM] = clock
+                if timed:
+                    start[i & ROOM], end[i & ROOM] = time, clock
+            if delayed:
+                until[i & ROOM] = held
+            time, held, spent = clock, clock, none
+            i += 1
+        if owing >= 0:
+            behind[q], owed[owing & ROOM] = owed[owing & ROOM], q
+        if i > begun:
+            cursor[q], free[q] = i, clock
+            n_done += i - begun
+            woken, owed[q] = owed[q], -1
+            if woken >= 0:
+                if queue < 0:
+                    queue = woken
+                else:
+                    behind[last_queue & ROOM] = woken
+                while behind[woken & ROOM] >= 0:
+                    woken = behind[woken & ROOM]
+                last_queue = woken
+    return n_done
+
+
+def locate(codes, lengths, n_stages, empty, table, counts):
+    """Writes every action's position to `table[kind, stage, mb]`, and counts the kinds."""
+    m = len(lengths)
+    cells = n_stages * m
+    for a in range(len(codes)):
+        code = codes[a]
+        kind, stage, mb = kinds_of(code), stages_of(code), mbs_of(code) & ROOM
+        if mb >= m or stage >= lengths[mb]:
+            continue
+        if counts[kind] == 0:
+            for cell in range(kind * cells, (kind + 1) * cells):
+                table[cell] = empty
+        counts[kind] += 1
+        table[kind * cells + stage * m + mb] = a
 
 
 def link(  # noqa: C901 (a call inside this nest would make it ten times slower, compiled)
@@ -288,34 +402,38 @@ def totals(codes, slots, starts, occupies, slot_start, slot_end, before, after, 
 
     Action a takes `takes[kind, stage]` when its slot starts and gives back `frees` when it ends.
     """
-    lanes = len(before) > 0
+    lanes, wide = len(before) > 0, len(slots) <= len(codes)
     for q in range(len(starts) - 1):
-        level = 0.0
-        new = True
-        for i in range(starts[q], starts[q + 1]):
+        new, level, top = True, 0 * takes[0], peak[q]
+        low, high, work, moved = first[q], last[q], busy[q], transfer[q]
+        for j in range(starts[q], starts[q + 1]):
+            i = j & ROOM
+            begin, finish = slot_start[i], slot_end[i]
             if lanes:
-                transfer[q] += before[i] + after[i]
+                moved += before[i] + after[i]
             if not occupies[i]:
                 continue
-            begin, finish = slot_start[i], slot_end[i]
-            busy[q] += finish - begin
+            work += finish - begin
             if lanes:
                 begin -= before[i]
                 finish += after[i]
-            if new or begin < first[q]:
-                first[q] = begin
-            if new or finish > last[q]:
-                last[q] = finish
+            if new or begin < low:
+                low = begin
+            if new or finish > high:
+                high = finish
             new = False
-            taken = freed = 0.0
-            for a in range(slots[i], slots[i + 1]):
-                at = kinds_of(codes[a]) * n_stages + stages_of(codes[a])
-                taken += takes[at]
-                freed += frees[at]
+            at = kinds_of(codes[i]) * n_stages + stages_of(codes[i])
+            taken, freed = takes[at & ROOM], frees[at & ROOM]
+            if wide:
+                taken, freed = 0 * taken, 0 * freed
+                for a in range(slots[i], slots[i + 1]):
+                    at = kinds_of(codes[a]) * n_stages + stages_of(codes[a])
+                    taken += takes[at]
+                    freed += frees[at]
             level += taken
-            if level > peak[q]:
-                peak[q] = level
+            top = max(top, level)
             level -= freed
+        first[q], last[q], busy[q], transfer[q], peak[q] = low, high, work, moved, top
 
 
 def binding(node, need_starts, needs, delays, end, receives, heads):
@@ -344,14 +462,24 @@ def binding(node, need_starts, needs, delays, end, receives, heads):
         return found, found_edge
 
 
+def held_until(slots, occupies, node_of, need_starts, needs, delays, end, receives, heads, until):
+    """Writes when what held a slot had ended to `until`, where something did."""
+    for i in range(len(until)):
+        if occupies[i]:
+            node = node_of[slots[i]] if len(node_of) else i
+            held, _ = binding(node, need_starts, needs, delays, end, receives, heads)
+            if held >= 0:
+                until[i] = end[held]
+
+
 def idleness(
-    codes, slots, starts, occupies, begin, finish, node_of, need_starts, needs, delays, end,
-    receives, heads, forward, backward, zero, causes, phases, free_at, until, phase_of,
+    codes, slots, starts, occupies, begin, finish, until, forward, backward, zero, causes, phases,
+    free_at, phase_of,
 ):  # fmt: skip
     """Idle ticks before each queue's slots by cause and phase, `[queue, 3]`.
 
-    With `free_at`, `until`, `phase_of` also of each slot: when its queue fell free, when what it
-    waited for had ended, and the phase.
+    until: when what held each slot had ended; empty where it then starts. With `free_at` and
+    `phase_of` also of each slot: when its queue fell free, and the phase.
     """
     told, base = len(phase_of) > 0, starts[0]
     for q in range(len(starts) - 1):
@@ -364,23 +492,23 @@ def idleness(
                 break
             last_forward -= 1
         free, phase, backwards = zero, 0, False
-        for i in range(starts[q], starts[q + 1]):
+        for j in range(starts[q], starts[q + 1]):
+            i = j & ROOM
             if not occupies[i]:
                 continue
             phase = 0 if not backwards else 2 if i > last_forward else 1
             if not backwards:
                 for a in range(slots[i], slots[i + 1]):
                     backwards = backwards or backward[kinds_of(codes[a])]
-            ended = free
             if begin[i] > free:
-                node = node_of[slots[i]] if len(node_of) else i
-                held, _ = binding(node, need_starts, needs, delays, end, receives, heads)
-                ended = min(max(end[held], free), begin[i]) if held >= 0 else begin[i]
+                ended = begin[i]
+                if len(until) and until[i] < ended:
+                    ended = max(until[i], free)
                 causes[3 * q] += ended - free
                 causes[3 * q + 1] += begin[i] - ended
                 phases[3 * q + phase] += begin[i] - free
             if told:
-                free_at[i - base], until[i - base], phase_of[i - base] = free, ended, phase
+                free_at[i - base], phase_of[i - base] = free, phase
             free = finish[i]
 
 
@@ -566,9 +694,9 @@ def write_varints(tag, values, width, rows, length):
 # --- compiled or not ----------------------------------------------------------------------------
 
 LOOPS = (
-    locate, census, link, topological, replay, replay_samples, rounds, place_messages, gather_work,
-    totals, binding, idleness, turn, peak_of, unplaced, resort, settle, change, copy_segments,
-    write_varints,
+    lay_down, tally, census, walk, locate, link, topological, replay, replay_samples, rounds,
+    place_messages, gather_work, totals, binding, held_until, idleness, turn, peak_of, unplaced,
+    resort, settle, change, copy_segments, write_varints,
 )  # fmt: skip
 
 # What numba's import and its loading of cached code cost, counted in actions that one plain loop
@@ -654,7 +782,7 @@ def forced(compiled: bool | None) -> Generator[None]:
 
 def _compile(numba: Any) -> dict[str, Callable[..., Any]]:
     """Every loop compiled when first called, its code kept on disk for the next process."""
-    names: dict[str, Any] = {"__name__": __name__, "range": range, "len": len}
+    names: dict[str, Any] = {"__name__": __name__, "range": range, "len": len, "ROOM": ROOM}
     with _cache_folder(numba):
         for helper in (kinds_of, stages_of, mbs_of):
             names[_name(helper)] = numba.njit(inline="always")(helper)
@@ -680,7 +808,7 @@ def _cache_folder(numba: Any) -> Generator[None]:
     import hashlib
 
     digest = hashlib.sha256()
-    for module in ("hocket.loops", "hocket.ir"):
+    for module in ("hocket.loops", "hocket.codes"):
         digest.update(Path(str(sys.modules[module].__file__)).read_bytes())
     root = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     before = numba.config.CACHE_DIR

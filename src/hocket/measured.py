@@ -47,10 +47,9 @@ def timeline_of(
     delays = np.zeros(len(g.source))
     message = g.crosses & (kinds[g.source] >= Kind.SEND_F)
     delays[message] = end[g.target[message]] - end[g.source[message]]
-    before, after = around or (np.zeros(schedule.n_slots), np.zeros(schedule.n_slots))
     return Timeline(
-        schedule=schedule, graph=g, start=start, end=end, before=before, after=after,
-        delays=delays, ticks=Ticks(1, exact=False), unit=unit, measured=True,
+        schedule=schedule, linked=(g, delays), start=start, end=end, around=around,
+        ticks=Ticks(1, exact=False), unit=unit, measured=True,
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.errors import ScheduleError, UsageError
-from hocket.ir import Action, Kind, Line, Placement, Queue, Schedule, Slot, encode, lay
+from hocket.ir import Action, Kind, Pattern, Placement, Queue, Schedule, Slot, encode, lay
 
 PHASES = ("attn", "disp", "mlp", "comb")
 """The phases of a layer in the order of its forward; the second and the fourth are messages."""
@@ -112,7 +112,7 @@ def pair(layers: int = 1, order: str = "deepseek") -> Schedule:
     return phases(Schedule.from_order("moe-pair", one, [[slot]]), layers=layers, order=order)
 
 
-def _line(codes: list[int]) -> Line:
+def _line(codes: list[int]) -> Pattern:
     return lay(np.array(codes, dtype=np.int64))
 
 

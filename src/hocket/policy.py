@@ -16,7 +16,7 @@ import numpy as np
 from hocket.costs import Costs, CostTable
 from hocket.deps import EFFECTS
 from hocket.graph import edges
-from hocket.ir import Array, Kind, Line, Placement, Schedule, encode, kinds_of, lay, mbs_of
+from hocket.ir import Array, Kind, Placement, Schedule, encode, kinds_of, lay, mbs_of
 
 
 def all_actions(name: str, placement: Placement, kinds: tuple[Kind, ...]) -> Schedule:
@@ -134,7 +134,7 @@ class _Greedy:
 
     def _schedule(self) -> Schedule:
         codes = self.work.codes
-        lines: list[Line] = [lay(codes[np.array(line, dtype=np.int64)]) for line in self.lines]
+        lines = [lay(codes[np.array(line, dtype=np.int64)]) for line in self.lines]
         return Schedule.from_lines(self.work.name, self.work.placement, lines)
 
 

@@ -131,10 +131,7 @@ def _runnable(schedule: Schedule, costs: Costs) -> Graph:
 
 def _node_work(g: Graph, table: CostTable) -> Array:
     """Time that each node occupies its queue, in ticks."""
-    work = table.work()
-    if table.costs.lane is not None:
-        before, after = table.lanes()
-        work = before + work + after
+    work = table.occupied()
     if g.schedule.has_communication:
         work = work[g.schedule.slot_of_action[g.first_action]]
     return work

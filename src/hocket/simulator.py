@@ -5,12 +5,14 @@ Imports graph, costs, timeline, checker.
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from hocket.checker import check, is_complete
 from hocket.costs import Costs, CostTable
-from hocket.graph import Graph, graph, replay
-from hocket.ir import Kind, Schedule, kinds_of
+from hocket.graph import Graph, Walk, graph, replay, walk
+from hocket.ir import Array, Kind, Schedule, kinds_of
 from hocket.timeline import Timeline
 
 UNIT = Costs()
@@ -28,41 +30,49 @@ def simulate(schedule: Schedule, costs: Costs = UNIT, *, blocking: bool = False)
         from hocket.contention import simulate_shared
 
         return simulate_shared(schedule, costs)
-    g = graph(schedule, blocking=blocking or costs.lane is not None)
-    if g.stuck or g.n_open or not is_complete(schedule):
+    if not is_complete(schedule):
         check(schedule).raise_if_bad()
-    table = CostTable(costs, schedule)
-    before, after = table.lanes()
-    delays = table.delays(g.source, g.crosses)
-    start, end = _times(g, table, delays, before, after)
-    if schedule.has_communication and not blocking and costs.lane is None:
-        _wait_from_post(schedule, g, start, end)
+    table, blocking = CostTable(costs, schedule), blocking or costs.lane is not None
+    found = _walked(table) or _replayed(table, blocking)
+    if found is None:
+        check(schedule).raise_if_bad()
+    assert found is not None, "a sound schedule that cannot run"
+    start, end, until = found
+    if table.around is not None:
+        before, after = table.around
+        start += before[schedule.slot_of_action]
+        end -= after[schedule.slot_of_action]
+    if schedule.has_communication and not blocking:
+        _wait_from_post(schedule, graph(schedule), start, end)
     return Timeline(
-        schedule=schedule, graph=g, start=start, end=end, before=before, after=after,
-        delays=delays, ticks=table.ticks, unit=costs.unit, bytes=costs.bytes,
+        schedule=schedule, linked=partial(_linked, table, blocking), start=start, end=end,
+        around=table.around, until=until, ticks=table.ticks, unit=costs.unit, bytes=costs.bytes,
     )  # fmt: skip
 
 
-def _times(
-    g: Graph, table: CostTable, delays: np.ndarray, before: np.ndarray, after: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    """Start and end of the work of each action, in ticks."""
-    schedule, lanes = g.schedule, table.costs.lane is not None
-    durations = table.work()
-    if lanes:
-        durations = before + durations + after
-    if schedule.has_communication:  # a slot may be several nodes
-        durations = durations[schedule.slot_of_action[g.first_action]]
+def _walked(table: CostTable) -> Walk | None:
+    """The times from one pass; None where that does not tell them."""
+    work = table.table[:0, 0] if table.adds_up else table.occupied()
+    return walk(table.schedule, table.table, work, table.delays_of_needs())
+
+
+def _replayed(table: CostTable, blocking: bool) -> Walk | None:
+    """The times along the graph; None where some slot can never start."""
+    (g, delays), schedule = _linked(table, blocking), table.schedule
+    if g.stuck or g.n_open:
+        return None
+    durations = table.occupied()[schedule.slot_of_action[g.first_action]]
     start, end, _ = replay(g, durations, delays)
-    if not schedule.is_single or schedule.has_communication:
-        start, end = start[g.node_of_action], end[g.node_of_action]
-    if lanes:
-        start += before[schedule.slot_of_action]
-        end -= after[schedule.slot_of_action]
-    return start, end
+    return Walk(start[g.node_of_action], end[g.node_of_action], None)
 
 
-def _wait_from_post(schedule: Schedule, g: Graph, start: np.ndarray, end: np.ndarray) -> None:
+def _linked(table: CostTable, blocking: bool) -> tuple[Graph, Array]:
+    """The graph, and the delay of each of its edges."""
+    g = graph(table.schedule, blocking=blocking)
+    return g, table.delays(g.source, g.crosses)
+
+
+def _wait_from_post(schedule: Schedule, g: Graph, start: Array, end: Array) -> None:
     """Lets a posted RECV begin where it is posted, so that its span is the wait."""
     kinds = kinds_of(schedule.codes)
     for action in np.flatnonzero((kinds == Kind.RECV_F) | (kinds == Kind.RECV_B)).tolist():

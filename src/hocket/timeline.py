@@ -5,7 +5,7 @@ Imports ir, deps, loops, graph, costs, errors.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -87,12 +87,11 @@ class _Totals(NamedTuple):
 
 
 class _Gaps(NamedTuple):
-    """Idle ticks by queue, `[queue, 3]`; by slot when it could start, what held it, its phase."""
+    """Idle ticks by queue, `[queue, 3]`; by slot when its queue fell free, and its phase."""
 
     causes: Array
     phases: Array
     free: Array
-    until: Array
     phase: Array
 
 
@@ -105,22 +104,51 @@ class Timeline:
     """The times of every action of a schedule.
 
     `start`, `end`: work of each action, `[action]`; the actions of a simulated slot share their
-    times. `before`, `after`: time each slot occupies its queue with transfers around its work,
-    `[slot]`. `delays`: from each edge's source to its target, `[edge]` of `graph`. All in ticks;
-    `ticks.value` turns them into `unit`.
+    times. `linked`: the graph, and the time from each edge's source to its target, `[edge]`, or
+    what gives both when they are first needed. `around`: time each slot occupies its queue with
+    transfers before and after its work, `[slot]` both; left out where there are none. `until`:
+    when what held each slot had ended, `[slot]`; left out where the graph must tell, empty where
+    messages take no time. All in ticks; `ticks.value` turns them into `unit`.
     """
 
     schedule: Schedule
-    graph: Graph
+    linked: tuple[Graph, Array] | Callable[[], tuple[Graph, Array]]
     start: Array
     end: Array
-    before: Array
-    after: Array
-    delays: Array
     ticks: Ticks
     unit: str = ""
     bytes: Bytes = field(default_factory=Bytes)
     measured: bool = False
+    around: tuple[Array, Array] | None = None
+    until: Array | None = None
+
+    @cached_property
+    def before(self) -> Array:
+        """Time each slot occupies its queue before its work, `[slot]`."""
+        return self._nothing if self.around is None else self.around[0]
+
+    @cached_property
+    def after(self) -> Array:
+        """Time each slot occupies its queue after its work, `[slot]`."""
+        return self._nothing if self.around is None else self.around[1]
+
+    @cached_property
+    def _nothing(self) -> Array:
+        return np.zeros(self.schedule.n_slots, dtype=self.start.dtype)
+
+    @cached_property
+    def _linked(self) -> tuple[Graph, Array]:
+        return self.linked if isinstance(self.linked, tuple) else self.linked()
+
+    @property
+    def graph(self) -> Graph:
+        """What each node waits for."""
+        return self._linked[0]
+
+    @property
+    def delays(self) -> Array:
+        """Time from each edge's source to its target, ticks, `[edge]` of `graph`."""
+        return self._linked[1]
 
     # --- the whole ----------------------------------------------------------------------
 
@@ -136,7 +164,8 @@ class Timeline:
         Source: the metric of the zero-bubble papers; it is the step time only where the next
         step starts skewed, with the optimiser step validated afterwards (arXiv 2401.10241, 4).
         """
-        return max(self.ticks.value(e - s) for s, e in self._rank_extent)
+        first, last = self._rank_extent
+        return self.ticks.value((last - first).max())
 
     @property
     def bubble_ratio(self) -> float:
@@ -149,12 +178,10 @@ class Timeline:
         """One summary a rank."""
         totals, values = self._summed, self.ticks.values
         busy, transfer = self._by_rank(totals.busy), self._by_rank(totals.transfer)
-        starts, ends = (np.array(x) for x in zip(*self._rank_extent, strict=True))
+        starts, ends = self._rank_extent
         n_queues = self._by_rank(np.ones(len(totals.busy), dtype=np.int64))
         idle = n_queues * (self._last - self._first) - busy - transfer
-        causes, phases = (
-            zip(*(values(self._by_rank(column)) for column in x.T), strict=True) for x in self._idle
-        )
+        causes, phases = (zip(*map(values, self._by_rank(x).T), strict=True) for x in self._idle)
         rows = zip(
             values(starts - self._first), values(ends - self._first), values(busy),
             values(transfer), values(idle), map(int, self.peaks("in_flight")), self.peak_bytes,
@@ -167,7 +194,7 @@ class Timeline:
     def _by_rank(self, values: Array) -> Array:
         """Sums over the queues of each rank that do any work."""
         s = self.schedule
-        out = np.zeros(s.p, dtype=values.dtype)
+        out = np.zeros((s.p, *values.shape[1:]), dtype=values.dtype)
         np.add.at(out, s.rank_of_queue[self._worked], values[self._worked])
         return out
 
@@ -197,6 +224,8 @@ class Timeline:
     @cached_property
     def _occupying(self) -> Array:
         """Which slots occupy their queue: work, and messages that have a lane, `[slot]`."""
+        if not self._has_lanes:
+            return self.computes
         return self.computes | (self.before > 0) | (self.after > 0)
 
     @cached_property
@@ -213,19 +242,21 @@ class Timeline:
         s = self.schedule
         if s.is_single:
             return times
+        if not self.measured and not s.has_communication:
+            return times[s.slots[:-1]]  # the parts of a slot share its times
         return ufunc.reduceat(times, s.slots[:-1])
 
     @cached_property
-    def _worked(self) -> list[int]:
+    def _worked(self) -> Array:
         """Queues that do any work; a queue of messages only is not one to keep busy."""
         s = self.schedule
         if not s.has_communication:
-            return np.flatnonzero(np.diff(s.starts)).tolist()
-        return np.flatnonzero(np.bincount(s.queue_of_slot[self.computes])).tolist()
+            return np.flatnonzero(np.diff(s.starts))
+        return np.flatnonzero(np.bincount(s.queue_of_slot[self.computes]))
 
     @cached_property
     def _has_lanes(self) -> bool:
-        return bool(self.before.any() or self.after.any())
+        return self.around is not None
 
     @cached_property
     def _begin(self) -> Array:
@@ -241,14 +272,15 @@ class Timeline:
         """The totals of each queue, and the peak of a quantity."""
         s, n = self.schedule, len(self.schedule.queues)
         takes, frees = self._table_of_changes(quantity)
-        none = self.before[:0]
+        if quantity == "in_flight":  # counted, and whole numbers add up faster
+            takes, frees = takes.astype(np.int64), frees.astype(np.int64)
         sums = [np.zeros(n, dtype=self.start.dtype) for _ in range(4)]
-        totals = _Totals(*sums, np.zeros(n))
+        totals = _Totals(*sums, np.zeros(n, dtype=takes.dtype))
         loops.run(
             loops.totals, len(s.codes),
             (
                 s.codes, s.slots, s.starts, self._occupying, self.slot_start, self.slot_end,
-                self.before if self._has_lanes else none, self.after if self._has_lanes else none,
+                *(self.around or (self.start[:0],) * 2),
                 takes.ravel(), frees.ravel(), s.placement.n_stages,
             ),
             totals,
@@ -269,15 +301,15 @@ class Timeline:
 
     @cached_property
     def _first(self) -> Any:
-        return min(s for s, _ in self._rank_extent)
+        return self._rank_extent[0].min()
 
     @cached_property
     def _last(self) -> Any:
-        return max(e for _, e in self._rank_extent)
+        return self._rank_extent[1].max()
 
     @cached_property
-    def _rank_extent(self) -> list[tuple[Any, Any]]:
-        """First occupied and last occupied tick of each rank."""
+    def _rank_extent(self) -> tuple[Array, Array]:
+        """First occupied and last occupied tick of each rank, `[rank]` both."""
         totals, s = self._summed, self.schedule
         worked, rank = self._worked, self.schedule.rank_of_queue[self._worked]
         first = np.full(s.p, totals.first[worked].max(initial=0), dtype=self.start.dtype)
@@ -286,7 +318,7 @@ class Timeline:
         np.maximum.at(last, rank, totals.last[worked])
         idle = np.bincount(rank, minlength=s.p) == 0
         first[idle] = last[idle] = 0
-        return list(zip(first, last, strict=True))
+        return first, last
 
     # --- memory -------------------------------------------------------------------------
 
@@ -330,14 +362,14 @@ class Timeline:
         """What an action takes at its start and frees at its end, `[2, kind, stage]`."""
         s = self.schedule
         n = s.placement.n_stages
-        sizes = {"in_flight": (1,) * n} if quantity == "in_flight" else self._sizes(n)
-        wanted = set(sizes) if quantity == "bytes" else {quantity}
+        sizes = {"in_flight": (1,)} if quantity == "in_flight" else self._sizes(n)
+        wanted = {k: np.array(x, float) for k, x in sizes.items() if quantity in (k, "bytes")}
         table = np.zeros((2, len(Kind), n))
         for kind, effect in (EVALUATION if s.is_forward_only else EFFECTS).items():
             for row, changes in enumerate((effect.takes, effect.frees)):
                 for name, factor in changes.items():
                     if name in wanted:
-                        table[row, kind] += factor * np.array(sizes[name], dtype=float)
+                        table[row, kind] += factor * wanted[name]
         return table
 
     def _sizes(self, n: int) -> dict[str, tuple[Number, ...]]:
@@ -351,7 +383,7 @@ class Timeline:
 
     def peaks(self, quantity: str) -> list[float]:
         """Highest level of a quantity on each rank, 0 where nothing is ever held."""
-        if all(len(queues) == 1 for queues in self._queues_of_rank):
+        if len(self.schedule.queues) == self.schedule.p:
             totals = self._summed if quantity == "in_flight" else self._totals(quantity)
             return totals.peak.tolist()
         return [float(v.max()) if len(v) else 0.0 for _, v in self.levels(quantity)]
@@ -377,31 +409,46 @@ class Timeline:
         """Idle ticks of each queue by cause and by phase, `[queue, 3]` both."""
         totals, n = self._summed, len(self.schedule.queues)
         causes, phases = self._gaps(0, n, told=False)[:2]
-        last = np.where(np.isin(np.arange(n), self._worked), totals.last, self._first)
+        last = np.full(n, self._first)
+        last[self._worked] = totals.last[self._worked]
         causes[:, 2] = self._last - last
         phases[:, 2] += self._last - last
         return causes, phases
 
     def _gaps(self, first: int, last: int, *, told: bool) -> _Gaps:
         """The idle time of queues first to last; if told, of each of their slots too."""
-        s, g = self.schedule, self.graph
+        s = self.schedule
         starts = s.starts[first : last + 1]
         n_slots = int(starts[-1] - starts[0]) if told else 0
         causes, phases = (
             np.zeros((last - first) * 3, dtype=self.start.dtype) for _ in (CAUSES, PHASES)
         )
-        free, until = (np.zeros(n_slots, dtype=self.start.dtype) for _ in range(2))
-        phase_of = np.zeros(n_slots, dtype=np.int64)
+        free, phase_of = np.zeros(n_slots, self.start.dtype), np.zeros(n_slots, np.int64)
         loops.run(
             loops.idleness, len(s.codes),
             (
-                s.codes, s.slots, starts, self._occupying, self._begin, self._finish,
-                g.nodes.of_action, g.need_starts, g.needs, self.delays, self._occupied[1],
-                self._receiving, g.heads, *_SIDES, self._first.item(),
+                s.codes, s.slots, starts, self._occupying, self._begin, self._finish, self._until,
+                *_SIDES, self._first.item(),
             ),
-            (causes, phases, free, until, phase_of),
+            (causes, phases, free, phase_of),
         )  # fmt: skip
-        return _Gaps(causes.reshape(-1, 3), phases.reshape(-1, 3), free, until, phase_of)
+        return _Gaps(causes.reshape(-1, 3), phases.reshape(-1, 3), free, phase_of)
+
+    @cached_property
+    def _until(self) -> Array:
+        """When what held each slot had ended; as it begins, where nothing did."""
+        if self.until is not None:
+            return self.until
+        s, (g, delays), until = self.schedule, self._linked, self._begin.copy()
+        loops.run(
+            loops.held_until, len(s.codes),
+            (
+                s.slots, self._occupying, g.nodes.of_action, g.need_starts, g.needs, delays,
+                self._occupied[1], self._receiving, g.heads,
+            ),
+            (until,),
+        )  # fmt: skip
+        return until
 
     @cached_property
     def _occupied(self) -> tuple[Array, Array]:

@@ -136,10 +136,10 @@ def measured(schedule, costs):
     from hocket.costs import Ticks
 
     t = simulate(schedule, costs)
-    times = {name: getattr(t, name) * 1.07e-3 for name in ("start", "end", "before", "after")}
+    times = {name: getattr(t, name) * 1.07e-3 for name in ("start", "end")}
     return replace(
-        t, **times, delays=t.delays * 1.07e-3, ticks=Ticks(1, exact=False), unit="ms",
-        measured=True,
+        t, **times, linked=(t.graph, t.delays * 1.07e-3), until=None, measured=True,
+        ticks=Ticks(1, exact=False), unit="ms",
     )  # fmt: skip
 
 

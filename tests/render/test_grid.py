@@ -249,9 +249,8 @@ def test_a_measured_timeline_with_jitter_is_drawn_and_called_measured():
     start = timeline.start + 1e6 + rng.random(len(timeline.start))
     end = timeline.end + 1e6 - rng.random(len(timeline.end))
     measured = replace(
-        timeline, start=start, end=end, before=timeline.before * 1.0, after=timeline.after * 1.0,
-        ticks=Ticks(1, exact=False), measured=True,
-    )  # fmt: skip
+        timeline, start=start, end=end, until=None, ticks=Ticks(1, exact=False), measured=True
+    )
     text = grid(measured, width=200)
     assert text.startswith("1f1b (measured)  p=4 m=8")
     assert "1 column is about" in text

@@ -103,8 +103,7 @@ class _Messages(NamedTuple):
 
 def _messages(schedule: Schedule) -> _Messages:
     """One message for each action whose result leaves its rank."""
-    table = schedule.placement.rank_table(schedule.queues)
-    path_of = np.array(schedule.placement.path_of)
+    table, path_of = schedule.home, schedule.placement.path_by_mb
     lengths = schedule.placement.lengths
     kinds, stages = kinds_of(schedule.codes), stages_of(schedule.codes)
     mbs = mbs_of(schedule.codes)

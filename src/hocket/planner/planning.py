@@ -317,7 +317,7 @@ def period(schedule: Schedule, costs: Costs, repeats: int = 4) -> Number:
 
 def repeated(schedule: Schedule, times: int) -> Schedule:
     """The order several times over, each with microbatches of its own."""
-    from hocket.ir import Line, encode, join, kinds_of, mbs_of, stages_of
+    from hocket.ir import Line, encode, kinds_of, mbs_of, stages_of
 
     lines = []
     placement = schedule.placement
@@ -325,11 +325,9 @@ def repeated(schedule: Schedule, times: int) -> Schedule:
         a, b = int(schedule.starts[q]), int(schedule.starts[q + 1])
         codes = schedule.codes[schedule.slots[a] : schedule.slots[b]]
         widths = schedule.widths[a:b]
-        parts = []
-        for i in range(times):
-            mbs = mbs_of(codes) + i * placement.m
-            parts.append(Line(encode(kinds_of(codes), stages_of(codes), mbs), widths))
-        lines.append(join(*parts))
+        kinds, stages, mbs = kinds_of(codes), stages_of(codes), mbs_of(codes)
+        parts = [encode(kinds, stages, mbs + i * placement.m) for i in range(times)]
+        lines.append(Line(np.concatenate(parts), np.tile(widths, times)))
     longer = Placement(placement.paths, placement.path_of * times, placement.slices)
     queues = dict(zip(schedule.queues, lines, strict=True))
     return Schedule.from_lines(schedule.name, longer, queues)

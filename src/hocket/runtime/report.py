@@ -38,8 +38,7 @@ def flat(measured: Timeline) -> Timeline:
     message = g.crosses & (kinds_of(schedule.codes)[g.source] >= Kind.SEND_F)
     delays = np.zeros(len(g.source))
     delays[message] = measured.end[g.target[message]] - measured.end[g.source[message]]
-    zeros = np.zeros(schedule.n_slots)
-    return replace(measured, schedule=schedule, graph=g, before=zeros, after=zeros, delays=delays)
+    return replace(measured, schedule=schedule, linked=(g, delays), around=None)
 
 
 def comparison(predicted: Timeline, measured: Timeline) -> dict[str, Any]:

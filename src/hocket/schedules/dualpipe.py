@@ -9,13 +9,14 @@ import numpy as np
 from hocket.ir import (
     Array,
     Kind,
-    Line,
+    Pattern,
     Schedule,
     alternate,
-    encode,
+    cut,
     fuse,
     join,
-    lay,
+    keep,
+    kinds_of,
     mirrored,
     run,
     vshape,
@@ -66,13 +67,12 @@ def dualpipe(p: int, m: int) -> Schedule:
     2: 1F4 2F0 1F5 2F1 1F6 2B0 2F2+1B4 1F7+2B1 2F3+1B5 2B2 1B6 2I3 1I7 2W3 1W7
     3: 0F4 0F5 0F6 3F0 3I0 3W0 3F1 0F7+3B1 3F2+0B4 3B2 3F3+0B5 3B3 0I6 0W6 0I7 0W7
     """
-    half, lines = m // 2, []
-    first, second = np.arange(half), np.arange(half, m)
-    for r in range(p):
-        distance = min(r, p - 1 - r)  # from the nearer end
-        near, far = (first, second) if r < p // 2 else (second, first)
-        lines.append(_eight_steps(distance, p // 2, (distance, near), (p - 1 - distance, far)))
-    return Schedule.from_lines("dualpipe", mirrored(p, (0,) * half + (1,) * half), lines)
+    half, r = m // 2, np.arange(p)  # all ranks at once
+    distance = np.minimum(r, p - 1 - r)  # from the nearer end
+    near = _Stream(distance, np.where(r < p // 2, 0, half), half)
+    far = _Stream(p - 1 - distance, np.where(r < p // 2, half, 0), half)
+    line = _eight_steps(distance, p // 2, near, far)
+    return Schedule.from_lines("dualpipe", mirrored(p, (0,) * half + (1,) * half), line)
 
 
 @register(
@@ -106,45 +106,46 @@ def dualpipev(p: int, m: int) -> Schedule:
     0: 0F0 0F1 0F2 3F0 3I0 3W0 3F1 0F3+3B1 3F2+0B0 3B2 3F3+0B1 3B3 0I2 0W2 0I3 0W3
     1: 1F0 2F0 1F1 2F1 1F2 2B0 2F2+1B0 1F3+2B1 2F3+1B1 2B2 1B2 2I3 1I3 2W3 1W3
     """
-    mbs = np.arange(m)
-    lines = [_eight_steps(r, p, (r, mbs), (2 * p - 1 - r, mbs)) for r in range(p)]
-    return Schedule.from_lines("dualpipev", vshape(p, m), lines)
+    r = np.arange(p)
+    line = _eight_steps(r, p, _Stream(r, 0, m), _Stream(2 * p - 1 - r, 0, m))
+    return Schedule.from_lines("dualpipev", vshape(p, m), line)
 
 
 class _Stream:
-    """The microbatches of one stage, taken in order by forwards and by backwards."""
+    """n microbatches of one stage, from `first` on, taken in order by forwards and by backwards.
 
-    def __init__(self, stage: int, mbs: Array) -> None:
-        self.stage, self.mbs, self._forwards, self._backwards = stage, mbs, 0, 0
+    stage, first and what is taken: one number, or one a rank.
+    """
 
-    def forward(self, n: int) -> Line:
+    def __init__(self, stage: Any, first: Any, n: int) -> None:
+        self.n, self._stage, self._mbs = n, stage, np.arange(n + np.max(first))
+        self._forwards = self._backwards = first
+
+    def forward(self, n: Any) -> Pattern:
         """The next n forwards."""
-        self._forwards += n
-        return run(Kind.F, self.stage, self.mbs[self._forwards - n : self._forwards])
+        self._forwards, first = self._forwards + n, self._forwards
+        return cut(run(Kind.F, self._stage, self._mbs), first, first + n)
 
-    def backward(self, n: int, kind: Kind = Kind.B, whole: int = 0) -> Line:
-        """The next n backwards of a kind, the first `whole` of them whole."""
-        self._backwards += n
-        mbs = self.mbs[self._backwards - n : self._backwards]
-        kinds = np.where(np.arange(n) < whole, int(Kind.B), int(kind))
-        return lay(encode(kinds, self.stage, mbs))
+    def backward(self, n: Any, kind: Kind = Kind.B) -> Pattern:
+        """The next n backwards of a kind."""
+        self._backwards, first = self._backwards + n, self._backwards
+        return cut(run(kind, self._stage, self._mbs), first, first + n)
 
 
 class _Steps(NamedTuple):
     """How often each of the eight steps repeats."""
 
-    far: int
-    near: int
-    main: int
+    far: Array
+    near: Array
+    main: Array
 
 
-def _eight_steps(h: int, half: int, near: tuple[int, Array], far: tuple[int, Array]) -> Line:
-    """One rank's order: h its distance from the end where `near` enters, of `half` ranks.
+def _eight_steps(h: Array, half: int, a: _Stream, b: _Stream) -> Pattern:
+    """The order of ranks at distance h from the end where `a` enters, of `half` ranks.
 
     Source: the eight loops of DualPipe's `step`, each a repeated pattern over two streams.
     """
-    a, b = _Stream(*near), _Stream(*far)
-    n = _Steps(far=half - h - 1, near=h + 1, main=len(near[1]) - 2 * half + h + 1)
+    n = _Steps(far=half - h - 1, near=h + 1, main=a.n - 2 * half + h + 1)
     one = a.forward(2 * n.far)
     two = alternate(a.forward(n.near), b.forward(n.near))
     early = b.backward(n.far, Kind.I)
@@ -152,24 +153,25 @@ def _eight_steps(h: int, half: int, near: tuple[int, Array], far: tuple[int, Arr
     four = _main(a, b, n.main, meets=h == half - 1)
     five = alternate(b.backward(n.far), fuse(b.forward(n.far), a.backward(n.far)))
     # halfway through step six the weight gradients are put off; on even ranks one action later
-    middle = n.near // 2
-    six = alternate(
-        b.backward(n.near, Kind.I, whole=middle + (h % 2 == 0)),
-        a.backward(n.near, Kind.I, whole=middle),
+    middle, odd = np.divmod(n.near, 2)
+    six = join(
+        alternate(b.backward(middle), a.backward(middle)),
+        alternate(b.backward(odd), a.backward(odd, Kind.I)),
+        alternate(b.backward(middle, Kind.I), a.backward(middle, Kind.I)),
     )
     late = a.backward(n.far, Kind.I)
     weights = _weights(join(six, late))
-    seven = alternate(lay(weights.codes[: n.far]), late)
-    return join(one, two, three, four, five, six, seven, lay(weights.codes[n.far :]))
+    seven = alternate(cut(weights, 0, n.far), late)
+    return join(one, two, three, four, five, six, seven, cut(weights, n.far))
 
 
-def _main(a: _Stream, b: _Stream, n: int, meets: bool) -> Line:
+def _main(a: _Stream, b: _Stream, n: Array, meets: Array) -> Pattern:
     """Step four: a forward of each direction fused with a backward of the other.
 
     Where the two directions meet the first backward of `b` waits for the forward just before
     it, so that pair is not fused.
     """
-    first = min(n, 1) if meets else 0
+    first = np.where(meets, np.minimum(n, 1), 0)
     apart = alternate(
         a.forward(first), b.backward(first), fuse(b.forward(first), a.backward(first))
     )
@@ -180,7 +182,6 @@ def _main(a: _Stream, b: _Stream, n: int, meets: bool) -> Line:
     return join(apart, together)
 
 
-def _weights(line: Line) -> Line:
+def _weights(line: Pattern) -> Pattern:
     """The weight gradients of a line's input gradients, in their order."""
-    split = line.codes[(line.codes & 15) == Kind.I]
-    return lay(split - int(Kind.I) + int(Kind.W))
+    return keep(line, lambda codes: kinds_of(codes) == Kind.I, add=Kind.W - Kind.I)

@@ -34,6 +34,6 @@ def gpipe(p: int, m: int) -> Schedule:
     2: 2F0 2F1 2B0 2B1
     3: 3F0 3F1 3B0 3B1
     """
-    mbs = np.arange(m)
-    lines = [join(run(Kind.F, r, mbs), run(Kind.B, r, mbs)) for r in range(p)]
-    return Schedule.from_lines("gpipe", linear(p, m), lines)
+    r = np.arange(p)  # all ranks at once
+    line = join(run(Kind.F, r, range(m)), run(Kind.B, r, range(m)))
+    return Schedule.from_lines("gpipe", linear(p, m), line)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.ir import Kind, Line, Schedule, encode, lay, looped
+from hocket.ir import Array, Kind, Pattern, Schedule, encode, lay, looped
 from hocket.schedules.registry import register
 
 
@@ -37,12 +37,12 @@ def group_interleaved(p: int, m: int, *, v: int = 2, group: int | None = None) -
     3: 3F0 3F1 7F0 7I0 7W0 7F1 7I1 7W1 3I0 3W0 3I1 3W1
     """
     size = (p + 1) // 2 if group is None else group
-    lines = [_by_place(r, p, m, v, size) for r in range(p)]
-    return Schedule.from_lines("group-interleaved", looped(p, m, v), lines)
+    line = _by_place(np.arange(p)[:, None], p, m, v, size)
+    return Schedule.from_lines("group-interleaved", looped(p, m, v), line)
 
 
-def _by_place(r: int, p: int, m: int, v: int, size: int) -> Line:
-    """All actions of a rank by their place in the repeated block of 3 size v places.
+def _by_place(r: Array, p: int, m: int, v: int, size: int) -> Pattern:
+    """All actions of ranks `[rank, 1]` by their place in the repeated block of 3 size v places.
 
     Forwards of a turn take every third place; the first backward starts when the last stage's
     gradient has come back over 2 places a rank.
@@ -56,5 +56,5 @@ def _by_place(r: int, p: int, m: int, v: int, size: int) -> Line:
         encode(int(Kind.I), last, mb),
         encode(int(Kind.W), last, mb),
     ]
-    order = np.argsort(np.concatenate([place, back, back + 1]), kind="stable")
-    return lay(np.concatenate(codes)[order])
+    order = np.argsort(np.concatenate([place, back, back + 1], axis=1), kind="stable")
+    return lay(np.take_along_axis(np.concatenate(codes, axis=1), order, axis=1))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.graph import runs
-from hocket.ir import Array, Kind, Line, Schedule, alternate, cut, encode, fuse, join, lay, looped
+from hocket.ir import Array, Kind, Pattern, Schedule, encode, fuse, join, lay, looped
+from hocket.schedules.one_f_one_b import in_turn
 from hocket.schedules.registry import Formula, register
 from hocket.schedules.zero_bubble import delayed
 
@@ -54,14 +55,10 @@ def interleaved(p: int, m: int, *, v: int = 2, group: int | None = None) -> Sche
     3: 3F0 3F1 3F2 3F3 7F0 7B0 7F1 7B1 7F2 7B2 7F3 7B3 3B0 3B1 3B2 3B3
     """
     sizes = group_sizes(p, m, group)
-    turns, mbs = chunk_major(sizes, v)
-    n, lines = m * v, []
-    for r in range(p):
-        w = min(2 * (p - 1 - r) + (v - 1) * sizes[0], n)
-        forwards, backwards = _passes(r, p, v, turns, mbs)
-        steady = alternate(cut(forwards, w), cut(backwards, 0, n - w))
-        lines.append(join(cut(forwards, 0, w), steady, cut(backwards, n - w)))
-    return Schedule.from_lines("interleaved", looped(p, m, v), lines)
+    forwards, backwards = _passes(p, v, sizes)
+    warm_up = 2 * (p - 1 - np.arange(p)) + (v - 1) * sizes[0]
+    line = in_turn(forwards, backwards, warm_up=warm_up)
+    return Schedule.from_lines("interleaved", looped(p, m, v), line)
 
 
 @register(
@@ -105,14 +102,10 @@ def interleaved_overlap(p: int, m: int, *, v: int = 2, group: int | None = None)
 
 
 def _overlapped(p: int, m: int, v: int, sizes: list[int]) -> Schedule:
-    turns, mbs = chunk_major(sizes, v)
-    n, lines = m * v, []
-    for r in range(p):
-        w = min(2 * (p - 1 - r) + (v - 1) * sizes[0] + 1, n)
-        forwards, backwards = _passes(r, p, v, turns, mbs)
-        steady = fuse(cut(forwards, w), cut(backwards, 0, n - w))
-        lines.append(join(cut(forwards, 0, w), steady, cut(backwards, n - w)))
-    return Schedule.from_lines("interleaved-overlap", looped(p, m, v), lines)
+    forwards, backwards = _passes(p, v, sizes)
+    warm_up = 2 * (p - 1 - np.arange(p)) + (v - 1) * sizes[0] + 1
+    line = in_turn(forwards, backwards, warm_up=warm_up, pair=fuse)
+    return Schedule.from_lines("interleaved-overlap", looped(p, m, v), line)
 
 
 @register(
@@ -142,12 +135,9 @@ def looped_bfs(p: int, m: int, *, v: int = 2) -> Schedule:
     3: 3F0 3F1 7F0 7F1 7B1 7B0 3B1 3B0
     """
     turns, mbs = chunk_major([m], v)
-    lines = []
-    for r in range(p):
-        forwards = lay(encode(int(Kind.F), turns * p + r, mbs))
-        backwards = lay(encode(int(Kind.B), turns * p + r, mbs)[::-1])
-        lines.append(join(forwards, backwards))
-    return Schedule.from_lines("looped-bfs", looped(p, m, v), lines)
+    forwards, backwards = (encode(int(kind), turns * p, mbs) for kind in (Kind.F, Kind.B))
+    line = join(lay(forwards, np.arange(p)), lay(backwards[::-1], np.arange(p)))
+    return Schedule.from_lines("looped-bfs", looped(p, m, v), line)
 
 
 @register("interleaved-zb", source="torch.distributed.pipelining, ScheduleInterleavedZeroBubble; "
@@ -176,23 +166,20 @@ def interleaved_zb(p: int, m: int, *, v: int = 2) -> Schedule:
     2: 2F0 6F0 6I0 2I0 6W0 2W0
     3: 3F0 7F0 7I0 3I0 7W0 3W0
     """
-    sizes = group_sizes(p, m, None)
-    turns, mbs = chunk_major(sizes, v)
-    lines = []
-    for r in range(p):
-        forwards, inputs = _passes(r, p, v, turns, mbs, Kind.I)
-        weights = lay(inputs.codes - int(Kind.I) + int(Kind.W))
-        warm_up = (v - 1) * sizes[0] + p - 1 - r
-        lines.append(delayed(forwards, inputs, weights, warm_up, lag=r))
-    return Schedule.from_lines("interleaved-zb", looped(p, m, v), lines)
+    r, sizes = np.arange(p), group_sizes(p, m, None)
+    forwards, inputs, weights = _passes(p, v, sizes, (Kind.I, Kind.W))
+    line = delayed(forwards, inputs, weights, warm_up=(v - 1) * sizes[0] + p - 1 - r, lag=r)
+    return Schedule.from_lines("interleaved-zb", looped(p, m, v), line)
 
 
 def _passes(
-    r: int, p: int, v: int, turns: Array, mbs: Array, backward: Kind = Kind.B
-) -> tuple[Line, Line]:
-    """Forwards and backwards of one rank; a backward takes the turns in reverse."""
-    forwards = encode(int(Kind.F), turns * p + r, mbs)
-    return lay(forwards), lay(encode(int(backward), (v - 1 - turns) * p + r, mbs))
+    p: int, v: int, sizes: list[int], kinds: tuple[Kind, ...] = (Kind.B,)
+) -> tuple[Pattern, ...]:
+    """Forwards, and the backwards of each kind, of all ranks; a backward reverses the turns."""
+    turns, mbs = chunk_major(sizes, v)
+    forwards = encode(int(Kind.F), turns * p, mbs)
+    backwards = [encode(int(kind), (v - 1 - turns) * p, mbs) for kind in kinds]
+    return tuple(lay(codes, np.arange(p)) for codes in (forwards, *backwards))
 
 
 def group_sizes(p: int, m: int, group: int | None) -> list[int]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
-from hocket.ir import Kind, Line, Schedule, alternate, cut, fuse, join, linear, run
+from hocket.ir import Kind, Pattern, Schedule, alternate, cut, fuse, join, linear, run
 from hocket.schedules.registry import Formula, register
 
 
@@ -36,8 +38,9 @@ def one_f_one_b(p: int, m: int) -> Schedule:
     2: 2F0 2F1 2B0 2F2 2B1 2F3 2B2 2B3
     3: 3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3
     """
-    lines = [_in_turn(r, m, warm_up=p - 1 - r) for r in range(p)]
-    return Schedule.from_lines("1f1b", linear(p, m), lines)
+    r = np.arange(p)  # all ranks at once
+    line = in_turn(run(Kind.F, r, range(m)), run(Kind.B, r, range(m)), warm_up=p - 1 - r)
+    return Schedule.from_lines("1f1b", linear(p, m), line)
 
 
 @register(
@@ -66,8 +69,9 @@ def eager(p: int, m: int) -> Schedule:
     2: 2F0 2F1 2F2 2B0 2F3 2B1 2F4 2B2 2F5 2B3 2F6 2B4 2F7 2B5 2B6 2B7
     3: 3F0 3B0 3F1 3B1 3F2 3B2 3F3 3B3 3F4 3B4 3F5 3B5 3F6 3B6 3F7 3B7
     """
-    lines = [_in_turn(r, m, warm_up=2 * (p - 1 - r)) for r in range(p)]
-    return Schedule.from_lines("eager-1f1b", linear(p, m), lines)
+    r = np.arange(p)
+    line = in_turn(run(Kind.F, r, range(m)), run(Kind.B, r, range(m)), warm_up=2 * (p - 1 - r))
+    return Schedule.from_lines("eager-1f1b", linear(p, m), line)
 
 
 @register("1f1b-overlap", source="1F1B with batch-level overlap, as in MoE training practice; "
@@ -94,13 +98,10 @@ def overlap(p: int, m: int) -> Schedule:
     2: 2F0 2F1 2F2 2F3+2B0 2F4+2B1 2F5+2B2 2F6+2B3 2F7+2B4 2B5 2B6 2B7
     3: 3F0 3F1+3B0 3F2+3B1 3F3+3B2 3F4+3B3 3F5+3B4 3F6+3B5 3F7+3B6 3B7
     """
-    lines = []
-    for r in range(p):
-        w = min(2 * (p - 1 - r) + 1, m)
-        forwards, backwards = run(Kind.F, r, np.arange(m)), run(Kind.B, r, np.arange(m))
-        steady = fuse(cut(forwards, w), cut(backwards, 0, m - w))
-        lines.append(join(cut(forwards, 0, w), steady, cut(backwards, m - w)))
-    return Schedule.from_lines("1f1b-overlap", linear(p, m), lines)
+    r = np.arange(p)
+    forwards, backwards = run(Kind.F, r, range(m)), run(Kind.B, r, range(m))
+    line = in_turn(forwards, backwards, warm_up=2 * (p - 1 - r) + 1, pair=fuse)
+    return Schedule.from_lines("1f1b-overlap", linear(p, m), line)
 
 
 @register(
@@ -134,21 +135,20 @@ def seq1f1b(p: int, m: int, *, slices: int = 2) -> Schedule:
     2: 2F0 2F1 2F2 2B1 2F3 2B0 2B3 2B2
     3: 3F0 3F1 3B1 3F2 3B0 3F3 3B3 3B2
     """
-    units = np.arange(m * slices)
+    r, units = np.arange(p), np.arange(m * slices)
     reversed_units = units // slices * slices + slices - 1 - units % slices
-    lines = []
-    for r in range(p):
-        w = min(p - r - 2 + slices, m * slices)
-        forwards, backwards = run(Kind.F, r, units), run(Kind.B, r, reversed_units)
-        turns = alternate(cut(forwards, w), cut(backwards, 0, len(units) - w))
-        lines.append(join(cut(forwards, 0, w), turns, cut(backwards, len(units) - w)))
+    forwards, backwards = run(Kind.F, r, units), run(Kind.B, r, reversed_units)
+    line = in_turn(forwards, backwards, warm_up=p - r - 2 + slices)
     placement = replace(linear(p, m * slices), slices=slices)
-    return Schedule.from_lines("seq1f1b", placement, lines)
+    return Schedule.from_lines("seq1f1b", placement, line)
 
 
-def _in_turn(stage: int, m: int, warm_up: int) -> Line:
+def in_turn(
+    forwards: Pattern, backwards: Pattern, *, warm_up: Any,
+    pair: Callable[..., Pattern] = alternate,
+) -> Pattern:  # fmt: skip
     """Forwards of the warm-up, then forward and backward in turn, then the other backwards."""
-    w = min(warm_up, m)
-    forwards, backwards = run(Kind.F, stage, np.arange(m)), run(Kind.B, stage, np.arange(m))
-    turns = alternate(cut(forwards, w), cut(backwards, 0, m - w))
-    return join(cut(forwards, 0, w), turns, cut(backwards, m - w))
+    n = forwards.single().times
+    w = np.minimum(warm_up, n)
+    turns = pair(cut(forwards, w), cut(backwards, 0, n - w))
+    return join(cut(forwards, 0, w), turns, cut(backwards, n - w))

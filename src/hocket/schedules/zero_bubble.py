@@ -4,7 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.ir import Kind, Line, Schedule, alternate, cut, join, lay, linear, mbs_of, run, vshape
+from hocket.ir import (
+    Array,
+    Kind,
+    Pattern,
+    Schedule,
+    alternate,
+    cut,
+    join,
+    keep,
+    linear,
+    mbs_of,
+    run,
+    vshape,
+)
 from hocket.schedules.registry import Formula, register
 
 _SOURCE = "Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241"
@@ -37,13 +50,11 @@ def zb_h1(p: int, m: int) -> Schedule:
     2: 2F0 2F1 2I0 2F2 2I1 2F3 2I2 2W0 2I3 2W1 2W2 2W3
     3: 3F0 3I0 3F1 3I1 3F2 3I2 3F3 3I3 3W0 3W1 3W2 3W3
     """
-    lines = []
-    for r in range(p):
-        warm_up, lag = p - 1 - r, r
-        if m < p:  # too few microbatches to take turns: all but the last rank run F first
-            warm_up, lag = (0, m) if r == p - 1 else (m, 0)
-        lines.append(_stage(r, m, warm_up, lag))
-    return Schedule.from_lines("zb-h1", linear(p, m), lines)
+    r = np.arange(p)  # all ranks at once
+    warm_up, lag = p - 1 - r, r
+    if m < p:  # too few microbatches to take turns: all but the last rank run F first
+        warm_up, lag = np.where(r < p - 1, m, 0), np.where(r < p - 1, 0, m)
+    return Schedule.from_lines("zb-h1", linear(p, m), _stage(r, m, warm_up, lag))
 
 
 @register(
@@ -73,8 +84,9 @@ def zb_h2(p: int, m: int) -> Schedule:
     1: 1F0 1F1 1F2 1I0 1F3 1I1 1F4 1I2 1W0 1I3 1W1 1I4 1W2 1W3 1W4
     2: 2F0 2I0 2F1 2I1 2F2 2I2 2F3 2I3 2F4 2I4 2W0 2W1 2W2 2W3 2W4
     """
-    lines = [_stage(r, m, warm_up=2 * (p - 1 - r), lag=2 * r) for r in range(p)]
-    return Schedule.from_lines("zb-h2", linear(p, m), lines)
+    r = np.arange(p)
+    line = _stage(r, m, warm_up=2 * (p - 1 - r), lag=2 * r)
+    return Schedule.from_lines("zb-h2", linear(p, m), line)
 
 
 @register(
@@ -105,19 +117,18 @@ def zb_v(p: int, m: int) -> Schedule:
     0: 0F0 0F1 0F2 3F0 3I0 3W0 3F1 3I1 3W1 0F3 0I0 0W0 3F2 3I2 3W2 0I1 0W1 3F3 3I3 3W3 0I2 0W2 0I3 0W3
     1: 1F0 2F0 1F1 2F1 2I0 2W0 1F2 1I0 1W0 2F2 2I1 2W1 1F3 1I1 1W1 2F3 2I2 2W2 1I2 2I3 1I3 1W2 2W3 1W3
     """  # noqa: E501
-    lines = [_there_and_back(r, p, m) for r in range(p)]
-    return Schedule.from_lines("zb-v", vshape(p, m), lines)
+    return Schedule.from_lines("zb-v", vshape(p, m), _there_and_back(np.arange(p), p, m))
 
 
-def _there_and_back(r: int, p: int, m: int) -> Line:
+def _there_and_back(r: Array, p: int, m: int) -> Pattern:
     """Three parts of warm-up, the steady six actions, four parts of cool-down.
 
     The order is laid out for at least 2p - 1 microbatches; those beyond m are left out.
     """
     n = max(2 * p - 1, m)
     out, back = r, 2 * p - 1 - r
-    f0, i0, w0 = (run(kind, out, np.arange(n)) for kind in (Kind.F, Kind.I, Kind.W))
-    f1, i1, w1 = (run(kind, back, np.arange(n)) for kind in (Kind.F, Kind.I, Kind.W))
+    f0, i0, w0 = (run(kind, out, range(n)) for kind in (Kind.F, Kind.I, Kind.W))
+    f1, i1, w1 = (run(kind, back, range(n)) for kind in (Kind.F, Kind.I, Kind.W))
     first, near, steady = 2 * (p - r) - 1, p - r, n - p
     late = first + r + steady - n  # turns of the steady part whose F of the way out has run
     turns = [cut(i0, 0, steady), cut(w0, 0, steady), cut(f1, p, n), cut(i1, near, near + steady),
@@ -135,27 +146,28 @@ def _there_and_back(r: int, p: int, m: int) -> Line:
         cut(w1, near + steady),
         cut(w0, steady + near),
     )
-    return lay(line.codes[mbs_of(line.codes) < m])
+    return line if n == m else keep(line, lambda codes: mbs_of(codes) < m)
 
 
-def delayed(forwards: Line, inputs: Line, weights: Line, warm_up: int, lag: int) -> Line:
+def delayed(
+    forwards: Pattern, inputs: Pattern, weights: Pattern, warm_up: Array, lag: Array
+) -> Pattern:
     """Warm-up forwards; then F, I and the W of `lag` actions before; then the other W."""
-    n = len(forwards.codes)
-    w, lag = min(warm_up, n), min(lag, n)
-    i = np.arange(n)
-    turns = np.stack(
-        [
-            forwards.codes[np.minimum(w + i, n - 1)],
-            inputs.codes,
-            weights.codes[np.maximum(i - lag, 0)],
-        ],
-        axis=1,
+    n = forwards.single().times
+    w, lag = np.minimum(warm_up, n), np.minimum(lag, n)
+    last = n - w  # the turn that has no F any more
+    both, one = np.minimum(last, lag), np.maximum(last, lag)
+    return join(
+        cut(forwards, 0, w),
+        alternate(cut(forwards, w, w + both), cut(inputs, 0, both)),
+        alternate(cut(forwards, w + lag), cut(inputs, lag, last), cut(weights, 0, last - lag)),
+        cut(inputs, last, lag),  # neither F nor W
+        alternate(cut(inputs, one), cut(weights, one - lag, n - lag)),
+        cut(weights, n - lag),
     )
-    exists = np.stack([w + i < n, i < n, i >= lag], axis=1)
-    return join(cut(forwards, 0, w), lay(turns[exists]), cut(weights, n - lag))
 
 
-def _stage(stage: int, m: int, warm_up: int, lag: int) -> Line:
-    """The order of a rank that holds one stage."""
-    f, i, w = (run(kind, stage, np.arange(m)) for kind in (Kind.F, Kind.I, Kind.W))
+def _stage(stage: Array, m: int, warm_up: Array, lag: Array) -> Pattern:
+    """The order of ranks that hold one stage."""
+    f, i, w = (run(kind, stage, range(m)) for kind in (Kind.F, Kind.I, Kind.W))
     return delayed(f, i, w, warm_up, lag)
