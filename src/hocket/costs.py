@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
 from fractions import Fraction
 from functools import cached_property
+from itertools import chain
 from numbers import Rational
 from pathlib import Path
 from typing import Any
@@ -275,7 +276,7 @@ class Ticks:
         if not self.exact:
             return np.array([float(x) for x in values], dtype=np.float64)
         whole = {x: int(x * self.scale) for x in set(values)}
-        return np.array([whole[x] for x in values], dtype=np.int64)
+        return np.array([*map(whole.__getitem__, values)], dtype=np.int64)
 
     def value(self, ticks: Any) -> Number:
         """Ticks as a time: an int where it is whole, a Fraction or a float where it is not."""
@@ -334,12 +335,12 @@ class CostTable:
         receive, send = costs.lane if costs.lane is not None else (0, 0)
         rule, fused = fused_rule(costs.FB)
         wires = self._wires(n)
-        values = [x for row in times.values() for x in row]
+        values = [*chain.from_iterable(times.values())]
         values += [receive, send, costs.latency, *wires]
         if rule == "number":
             values.append(fused)
         slices = self._slice_factors()
-        values += [x * factor for row in times.values() for x in row for factor in {*slices} - {1}]
+        values += [x * factor for factor in {*slices} - {1} for row in times.values() for x in row]
         if rule == "scale":
             values += [x * fused for x in values]
         longest = max(values)
@@ -350,7 +351,8 @@ class CostTable:
             )
         self.ticks = ticks_for(values, len(schedule.codes))
         self.table = np.stack([
-            self.ticks.array([x * factor for factor in slices for x in times[k]]) for k in times
+            self.ticks.array([x * factor for factor in slices for x in row])
+            if slices != (1,) else self.ticks.array(row) for row in times.values()
         ])  # fmt: skip
         self._wires_ticks = self.ticks.array(wires)
         self._fused = (rule, fused)
