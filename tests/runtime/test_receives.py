@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hocket.checker import check
-from hocket.ir import Kind
+from hocket.ir import Action, Kind, Schedule, linear
 from hocket.lower import insert_communication
 from hocket.lower.evaluation import forward_only
 from hocket.lower.receives import defer_receives, place_receives
@@ -74,3 +78,53 @@ def test_sends_are_freed_as_soon_as_a_message_proves_them_complete() -> None:
     assert roles.count(Role.FREE) == 8 and Role.RELEASE not in roles
     roles = [e.role for e in programs_[1].entries]
     assert roles.count(Role.FREE) >= 6 and roles.count(Role.RELEASE) <= 2
+
+
+def _run(schedule: Schedule) -> int:
+    """Runs the programs entry by entry, where a send is complete once it is waited for.
+
+    Returns the most sends that any rank had open.
+    """
+    lines = [[(e.role, p.action(e)) for e in p.entries] for p in programs(schedule)]
+    done: set[tuple[Role, Action]] = set()
+
+    def may(role: Role, a: Action) -> bool:
+        if role is Role.WAIT:
+            return (Role.SEND, Action(Kind.SEND_F, a.stage - 1, a.mb)) in done
+        if role is Role.RELEASE:
+            return (Role.WAIT, Action(Kind.RECV_F, a.stage + 1, a.mb)) in done
+        return True
+
+    at = [0] * len(lines)
+    while any(i < len(line) for i, line in zip(at, lines, strict=True)):
+        before = list(at)
+        for r, line in enumerate(lines):
+            while at[r] < len(line) and may(*line[at[r]]):
+                done.add(line[at[r]])
+                at[r] += 1
+        assert at != before, f"all ranks wait, after {at} entries"
+    most = 0
+    for line in lines:
+        steps = [(role is Role.SEND) - (role is Role.RELEASE) for role, _ in line]
+        most = max(most, *accumulate(steps))
+    return most
+
+
+def _forwards(orders: list[list[int]]) -> Schedule:
+    lines = [[[Action(Kind.F, r, mb)] for mb in order] for r, order in enumerate(orders)]
+    bare = Schedule.from_order("own", linear(len(orders), len(orders[0])), lines)
+    return place_receives(insert_communication(bare))
+
+
+@given(st.integers(2, 4).flatmap(lambda p: st.lists(
+    st.permutations(range(9)), min_size=p, max_size=p)))  # fmt: skip
+def test_an_evaluation_never_waits_for_a_message_that_is_received_later(orders) -> None:
+    _run(_forwards(orders))
+
+
+def test_an_evaluation_in_reverse_on_the_next_rank_ends() -> None:
+    _run(_forwards([list(range(10)), list(range(9, -1, -1))]))
+
+
+def test_an_evaluation_in_order_has_few_messages_under_way() -> None:
+    assert _run(_forwards([list(range(32))] * 4)) == 4

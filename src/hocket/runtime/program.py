@@ -75,8 +75,9 @@ def _releases(links: _Links, sequences: list[list[int]]) -> dict[int, list[int]]
 
     A rank knows how far another one has come from the messages it got, directly or through third
     ranks; a SEND is complete when the receiver has come to the action that waits for it. Without
-    backwards nothing comes back: then a SEND is waited for once WINDOW later ones have left, which
-    orders that `insert_communication` makes allow.
+    backwards nothing comes back: then a SEND stands still once WINDOW earlier ones have left, until
+    one of them is complete. All ranks are walked through together, and a SEND waits only for one
+    whose receiver the walk has brought that far, so the walk itself is a run without a deadlock.
     """
     p = len(sequences)
     at = {a: i for seq in sequences for i, a in enumerate(seq)}
@@ -86,8 +87,11 @@ def _releases(links: _Links, sequences: list[list[int]]) -> dict[int, list[int]]
     open_: list[dict[int, int]] = [{} for _ in range(p)]  # send -> where its consumer stands
     out: dict[int, list[int]] = {}
     cursor = [0] * p
+    stuck: list[int] = []  # ranks that stand still since their window is full
     moving = True
-    while moving:
+    while moving or stuck:
+        hurried = stuck.pop() if stuck and not moving else None  # one of them goes on all the same
+        stuck.clear()
         moving = False
         for r, seq in enumerate(sequences):
             while cursor[r] < len(seq):
@@ -95,14 +99,20 @@ def _releases(links: _Links, sequences: list[list[int]]) -> dict[int, list[int]]
                 arrived = [links.sender[w] for w in links.waits.get(a, ())]
                 if not all(s in told for s in arrived):
                     break
+                full = window is not None and links.kinds[a] in SENDS and len(open_[r]) >= window
+                received = (s for s, j in open_[r].items() if j < cursor[links.peer[s]])
+                oldest = next(received, None) if full else None
+                if full and oldest is None and r != hurried:
+                    stuck.append(r)
+                    break
+                hurried = None if r == hurried else hurried
                 for s in arrived:
                     np.maximum(known[r], told.pop(s), out=known[r])
                 known[r, r] = cursor[r] = cursor[r] + 1
                 moving = True
                 if links.kinds[a] in SENDS:
                     told[a] = known[r].copy()
-                    if window is not None and len(open_[r]) >= window:
-                        oldest = next(iter(open_[r]))
+                    if oldest is not None:
                         open_[r].pop(oldest)
                         out.setdefault(a, []).append(oldest)
                     open_[r][a] = at[links.consumer[a]]
