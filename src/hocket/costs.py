@@ -428,13 +428,13 @@ class CostTable:
         """True when a slot occupies its queue for the sum of its parts, and no longer."""
         return self.costs.lane is None and (self.schedule.is_single or self._fused[0] == "sum")
 
-    def delays_of_needs(self) -> Array:
+    def delays_of_needs(self) -> Array | None:
         """Time from the end of each need's source to who needs it, `[need, path, stage]`.
 
-        Empty where messages take no time.
+        None where messages take no time.
         """
         if self.costs.bandwidth is None and not self._latency:
-            return self.table[:0]
+            return None
         codes, crosses = sources_by_stage(self.schedule)
         return np.where(crosses, self.ways(codes), 0)
 

@@ -450,7 +450,7 @@ class Walk(NamedTuple):
 
 
 def walk(
-    schedule: Schedule, table: Array, work: Array = _NONE, delays: Array = _NONE, *,
+    schedule: Schedule, table: Array, work: Array | None = None, delays: Array | None = None, *,
     timed: bool = True,
 ) -> Walk | None:  # fmt: skip
     """What `longest_path` gives, in one pass and without a graph, for a complete schedule.
@@ -468,15 +468,15 @@ def walk(
     ends = np.full((rows.n_rows, placement.n_stages + 2, placement.m), -1, dtype=table.dtype)
     ends[:, 0] = 0
     ends[:, placement.lengths + 1, np.arange(placement.m)] = 0
-    sizes = (n, n, schedule.n_slots if len(delays) else 0) if timed else (0, 0, 0)
+    sizes = (n, n, 0 if delays is None else schedule.n_slots) if timed else (0, 0, 0)
     start, end, until = (np.empty(size, dtype=table.dtype) for size in sizes)
     n_queues = len(schedule.queues)
     n_ran = loops.run(
         loops.walk, n,
         (
-            schedule.codes, schedule.slots, schedule.starts, schedule.home.ravel(),
-            placement.path_by_mb, placement.n_stages, *rows[1:-1], delays.ravel(), table.ravel(),
-            work,
+            schedule.codes, None if schedule.is_single else schedule.slots, schedule.starts,
+            schedule.home.ravel(), placement.path_by_mb, placement.n_stages, *rows[1:-1],
+            None if delays is None else delays.ravel(), table.ravel(), work,
         ),
         (
             ends.ravel(), schedule.starts[:-1].copy(), np.full(n_queues, -1),

@@ -96,16 +96,16 @@ def walk(  # noqa: C901 (see `link`)
     links these lists, and that of the queues that may move. `free`: when each queue falls free.
     A slot takes `work[slot]`, without that the sum of its parts in `table[kind, stage]`. Without
     room in `start` no times are written; with `delays[need, path, stage]`, `until` gets when what
-    held a slot had ended.
+    held a slot had ended. Arrays that are None cost nothing: compiled code is made for each case.
     """
     m, none, n_paths = len(path_of), 0 * table[0], len(home) // n_stages
-    wide, timed, delayed = len(slots) <= len(codes), len(start) > 0, len(delays) > 0
+    timed = len(start) > 0
     n_done, queue, last_queue = 0, 0, len(owed) - 1
     while queue >= 0:
         q = queue & ROOM
         queue = behind[q]
         i, last, owing = cursor[q] & ROOM, starts[q + 1], -1
-        begun, a = i, slots[i] if wide else i
+        begun, a = i, i if slots is None else slots[i]
         clock = free[q]
         time, held, spent = clock, clock, none
         while i < last:
@@ -117,7 +117,7 @@ def walk(  # noqa: C901 (see `link`)
                 if ready < 0:
                     owing = home[(path_of[mb] * n_stages + stage + offset_of[need]) & ROOM]
                     break
-                if delayed:
+                if delays is not None:
                     due = ready + delays[(need * n_paths + path_of[mb]) * n_stages + stage]
                     if due > time:
                         time, held = due, ready
@@ -127,16 +127,16 @@ def walk(  # noqa: C901 (see `link`)
                 break
             spent += table[(kind * n_stages + stage) & ROOM]
             a += 1
-            if wide and a < slots[(i + 1) & ROOM]:
+            if slots is not None and a < slots[(i + 1) & ROOM]:
                 continue
-            clock = time + (work[i & ROOM] if len(work) else spent)
-            at = a - 1 if wide else i
+            clock = time + (spent if work is None else work[i & ROOM])
+            at = i if slots is None else a - 1
             row = row_of[kind]
             if row >= 0:
                 ends[(row + cell) & ROOM] = clock
             if timed:
                 start[at & ROOM], end[at & ROOM] = time, clock
-            if wide:
+            if slots is not None:
                 for part in range(slots[i & ROOM], a - 1):
                     b = part & ROOM
                     code, row = codes[b], row_of[kinds_of(codes[b])]
@@ -144,7 +144,7 @@ def walk(  # noqa: C901 (see `link`)
                         ends[(row + stages_of(code) * m + mbs_of(code)) & ROOM] = clock
                     if timed:
                         start[b], end[b] = time, clock
-            if delayed:
+            if delays is not None:
                 until[i & ROOM] = held
             time, held, spent = clock, clock, none
             i += 1

@@ -52,7 +52,7 @@ def simulate(schedule: Schedule, costs: Costs = UNIT, *, blocking: bool = False)
 
 def _walked(table: CostTable) -> Walk | None:
     """The times from one pass; None where that does not tell them."""
-    work = table.table[:0, 0] if table.adds_up else table.occupied()
+    work = None if table.adds_up else table.occupied()
     return walk(table.schedule, table.table, work, table.delays_of_needs())
 
 
