@@ -1,7 +1,7 @@
 """How fast hocket is: every stage from name to trace, against the floor and against torch.
 
-    python benchmarks/speed.py                 the table, at sizes up to (256, 2048)
-    python benchmarks/speed.py --all           every schedule at every size, up to (1024, 8192)
+    python benchmarks/speed.py                 the table, at sizes up to (1024, 8192)
+    python benchmarks/speed.py --fast          at sizes up to (64, 512), without torch
     python benchmarks/speed.py --save          adds the numbers to benchmarks/history.json
     python benchmarks/speed.py --counts        what CI holds: counts of work, no seconds
 
@@ -238,12 +238,10 @@ def counts() -> dict:
 # --- the table ------------------------------------------------------------------------------------
 
 
-def rows(sizes: list[tuple[int, int]], everything: bool) -> list[dict]:
+def rows(sizes: list[tuple[int, int]]) -> list[dict]:
     out = []
     for name in SCHEDULES:
         for p, m in sizes:
-            if p >= 1000 and name != "1f1b" and not everything:
-                continue
             lowered = "lower" if p < 1000 else ""
             found = in_process("--one", name, str(p), str(m), lowered)
             if found is not None:
@@ -296,14 +294,14 @@ def save(result: dict) -> None:
     HISTORY.write_text(json.dumps(history, indent=1) + "\n")
 
 
-def run(*, sizes: list[tuple[int, int]], everything: bool = False, torch: bool = True) -> dict:
+def run(*, sizes: list[tuple[int, int]], torch: bool = True) -> dict:
     """Prints the tables; returns what they hold."""
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], cwd=HERE, text=True,
                             capture_output=True).stdout.strip()  # fmt: skip
     print(f"milliseconds of CPU, warm, compiled; commit {commit}\n{HEAD}")
     result: dict = {"commit": commit, "date": time.strftime("%Y-%m-%d")}
     result |= {"python": platform.python_version(), "machine": platform.machine()}
-    result["rows"] = rows(sizes, everything)
+    result["rows"] = rows(sizes)
     result["cold"] = cold()
     print(
         "\ncold, no numba: " + ", ".join(f"{k} {1e3 * x:.1f} ms" for k, x in result["cold"].items())
@@ -321,7 +319,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--all", action="store_true", help="every schedule at every size")
     parser.add_argument("--fast", action="store_true", help="sizes up to (64, 512), no torch")
     parser.add_argument("--save", action="store_true", help="add to the history")
     parser.add_argument("--counts", action="store_true", help="counts of work, compared with CI's")
@@ -343,8 +340,7 @@ def main() -> None:
         print(found, end="")
         sys.exit(found != COUNTS.read_text())
     else:
-        sizes = SIZES[:3] if args.fast else SIZES if args.all else SIZES[:5]
-        result = run(sizes=sizes, everything=args.all, torch=not args.fast)
+        result = run(sizes=SIZES[:3] if args.fast else SIZES, torch=not args.fast)
         if args.save:
             save(result)
 
