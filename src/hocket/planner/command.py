@@ -11,9 +11,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hocket.costs import Costs, costs_toml, load_costs
+from hocket.costs import Costs, Number, costs_toml, load_costs
 from hocket.errors import UsageError
 from hocket.ir import Schedule
+from hocket.planner.curve import SECONDS, curve, spread
 from hocket.planner.options import numbers, one_or_all
 from hocket.planner.planning import Progress, plan
 from hocket.planner.recompute import level
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 def plan_command(args: argparse.Namespace) -> int:
     """Plans what the arguments ask for; 0. Raises: HocketError."""
+    if args.curve:
+        return _curve_command(args)
     shown = sys.stderr.isatty()
     run = _from_run(args) if args.recorded else None
     if run is None:
@@ -54,6 +57,42 @@ def plan_command(args: argparse.Namespace) -> int:
     return 0
 
 
+def _curve_command(args: argparse.Namespace) -> int:
+    """The time under each limit; 0. Raises: HocketError."""
+    refused = {
+        "--from": args.recorded, "--memory": args.memory, "--in-flight": args.in_flight,
+        "--sensitivity": args.sensitivity, "--jitter": args.jitter is not None,
+        "--output": args.output, "--stage-costs": args.stage_costs,
+    }  # fmt: skip
+    for word, given in refused.items():
+        if given:
+            raise UsageError(f"--curve plans once for each of its limits; leave out {word}")
+    what, limits = _limits_of(args.curve, args.points)
+    args.time = SECONDS if args.time is None else args.time
+    shown = sys.stderr.isatty()
+    found = curve(request_of(args), what, limits, progress=_progress if shown else None)
+    if shown:
+        print("\r\033[K", end="", file=sys.stderr)
+    print(json.dumps(found.as_json()) if args.json else found)
+    return 0
+
+
+def _limits_of(text: str, count: int) -> tuple[str, tuple[Number, ...]]:
+    """The limits of `in-flight=4-8`, `memory=40e9,80e9`. Raises: UsageError."""
+    name, _, values = text.partition("=")
+    first, dash, last = values.partition("-")
+    if name not in ("in-flight", "memory") or not first or not (last or not dash):
+        raise UsageError(
+            f"--curve: expected in-flight=4-8, in-flight=4,5.5,8 or memory=40e9-80e9, "
+            f"found {text!r}"
+        )
+    ends = [numbers(word, "--curve") or () for word in ((first, last) if dash else (values,))]
+    if dash and not len(ends[0]) == len(ends[1]) == 1:
+        raise UsageError(f"--curve: give a list or from-to, not both; found {text!r}")
+    limits = spread(ends[0][0], ends[1][0], count) if dash else ends[0]
+    return name.replace("-", "_"), limits
+
+
 def request_of(args: argparse.Namespace) -> Request:
     """The request that the arguments make. Raises: UsageError, CostError."""
     ranks, m = numbers(args.p, "-p", int), numbers(args.m, "-m", int)
@@ -78,12 +117,17 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
         "slices": args.slices,
         "split": {"split": True, "whole": False, "either": None}[args.backward],
         "recompute": tuple(level(word) for word in args.recompute.split(",") if word),
+        "buffers": args.buffers.replace("-", " "),
         "objective": args.objective,
         "time_limit": args.time,
+        "patience": args.patience,
         "rounds": args.rounds,
         "seed": args.seed,
         "search": not args.no_search,
+        "named": not args.no_named,
+        "threads": args.threads,
         "solver": args.solver,
+        "solver_time": args.solver_time,
     }
     return {name: value for name, value in given.items() if value is not None}
 

@@ -50,6 +50,12 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="LIST",
         help="what stages may compute again: full, selective=TIME/BYTES (default: nothing)",
     )
+    add(
+        "--buffers",
+        choices=("none", "in-flight", "each"),
+        default="none",
+        help="receive buffers beside the activations: of each in flight, or each of the step",
+    )
     add("--layers", metavar="FILE", help="costs of each layer (TOML): the cut is chosen too")
     add = parser.add_argument_group("the search").add_argument
     add(
@@ -58,15 +64,22 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         default="makespan",
         help="makespan: barrier after a step (default); span: steps overlap; period: step to step",
     )
-    add("--time", type=float, default=20.0, metavar="S", help="seconds to search (default: 20)")
+    add("--time", type=float, metavar="S", help="seconds to search (default: 20; a curve: 300)")
+    add("--patience", type=float, metavar="S", help="seconds without a better order that end it")
     add("--rounds", type=int, default=1000, metavar="N", help="most rounds of search")
+    add("--threads", type=int, metavar="N", help="threads that search (default: one a core)")
     add("--seed", type=int, default=0, help="of the search (default: 0)")
     add("--no-search", action="store_true", help="only named schedules and list scheduling")
+    add("--no-named", action="store_true", help="leave the registered schedules out")
     add("--solver", action="store_true", help="prove it with OR-tools where it is small enough")
+    add("--solver-time", type=float, metavar="S", help="seconds more for that (default: 60)")
     add = parser.add_argument_group("what is shown").add_argument
     add("--output", metavar="FILE", help="write the schedule (.sched)")
     add("--stage-costs", metavar="FILE", help="write the costs of its stages (TOML), with which "
         "simulate, show, view and run know its times")  # fmt: skip
+    add("--curve", metavar="LIMITS", help="the time under each limit: in-flight=4-8, "
+        "in-flight=4,5.5,8 or memory=40e9-80e9")  # fmt: skip
+    add("--points", type=int, default=9, metavar="N", help="limits of a curve from-to (default: 9)")
     add("--sensitivity", action="store_true", help="what faster links, memory, microbatches give")
     add("--jitter", type=float, metavar="X", help="prefer the order that is best when work varies "
         "by this share (0.05: 5 %%)")  # fmt: skip

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -28,7 +28,7 @@ from hocket.simulator import simulate
 from hocket.timeline import Timeline
 
 _SOLVABLE = 800  # actions up to which the exact solver is worth starting
-_FOR_NAMES = 0.3  # share of the time limit after which no more options of named schedules are tried
+FOR_NAMES = 0.3  # share of the time limit after which no more options of named schedules are tried
 
 
 class Progress(NamedTuple):
@@ -39,18 +39,26 @@ class Progress(NamedTuple):
     what: str
 
 
+Placements = set[tuple[int, frozenset[tuple[Queue, ...]]]]
 Watcher = Callable[[Progress], None]
 
 
-def plan(request: Request, *, progress: Watcher | None = None) -> Plan:
+def plan(
+    request: Request,
+    *,
+    known: Sequence[tuple[str, Schedule]] = (),
+    progress: Watcher | None = None,
+) -> Plan:
     """The best schedule found for a request, with its bound and its competitors.
 
-    progress: called between rounds of search; an interrupt (Ctrl-C) ends the search there, and the
-    best so far is the answer.
+    known: schedules by name that compete too, and from which the search may begin. progress:
+    called between rounds of search; an interrupt (Ctrl-C) ends the search there, and the best so
+    far is the answer.
 
-    Raises: PlanError where nothing fits, naming the nearest settings and what they need.
+    Raises: PlanError where nothing fits, naming the nearest settings and what they need;
+    KeyboardInterrupt where there is no answer yet.
     """
-    return _Planning(request, progress).run()
+    return _Planning(request, known, progress).run()
 
 
 @dataclass(eq=False)
@@ -72,7 +80,9 @@ class _Planning:
     """State of one call of `plan`."""
 
     request: Request
+    known: Sequence[tuple[str, Schedule]]
     progress: Watcher | None
+    interrupted: bool = False
     entrants: list[Entrant] = field(default_factory=list)
     schedules: list[tuple[Number, Schedule, Costs, str]] = field(default_factory=list)
     history: list[tuple[float, Number]] = field(default_factory=list)
@@ -88,16 +98,29 @@ class _Planning:
     def run(self) -> Plan:
         request = self.request
         choices = [self._adapted(v) for v in variants(request, self.pricing)]
-        if request.named:
-            self._enter_named({(c.p, frozenset(c.placement.paths)) for c in choices})
-        contests = self._contests(choices)
+        contests: list[_Contest] = []
+        placements = {(c.p, frozenset(c.placement.paths)) for c in choices}
+        try:
+            for name, made in self.known:
+                v = max(1, made.placement.n_stages // made.p)
+                self._enter(name, v, made, placements)
+            if request.named:
+                self._enter_named(placements)
+            self._enter_contests(choices, contests)
+        except KeyboardInterrupt:
+            if not contests and not self.schedules:
+                raise
+            self.interrupted = True
         if not contests and not self.schedules:
             raise PlanError(_nothing_fits(request, choices, self.entrants))
         self._note(contests, "candidates")
-        if request.search and contests:
+        if request.search and contests and not self.interrupted:
             self._race(contests)
-        if request.solver and contests:
-            self._solve(contests)
+        if request.solver and contests and not self.interrupted:
+            try:
+                self._solve(contests)
+            except KeyboardInterrupt:
+                self.interrupted = True
         return self._answer(contests)
 
     def _adapted(self, variant: Variant) -> Variant:
@@ -108,20 +131,25 @@ class _Planning:
 
     # --- candidates ---------------------------------------------------------------------
 
-    def _enter_named(self, placements: set[tuple[int, frozenset[tuple[Queue, ...]]]]) -> None:
+    def _enter_named(self, placements: Placements) -> None:
         """Every registered schedule that the request allows, simulated.
 
         After a third of the time limit no more options are tried.
         """
         for name, p, v, made in named(self.request):
-            if ":" in name and self.seconds > self.request.time_limit * _FOR_NAMES:
+            if ":" in name and self.seconds > self.request.time_limit * FOR_NAMES:
                 break
             if isinstance(made, str):
                 self.entrants.append(_absent(name, p, v, made))
-            elif not any(queue.stream for queue in made.queues):
-                known = (p, frozenset(made.placement.paths)) in placements
-                known |= len(made.placement.paths) > 2 and "mirrored" in self.request.shapes
-                self.entrants.append(self._entrant(name, made, v, known))
+            else:
+                self._enter(name, v, made, placements)
+
+    def _enter(self, name: str, v: int, made: Schedule, placements: Placements) -> None:
+        """One schedule, unless it has more than one queue a rank."""
+        if not any(queue.stream for queue in made.queues):
+            known = (made.p, frozenset(made.placement.paths)) in placements
+            known |= len(made.placement.paths) > 2 and "mirrored" in self.request.shapes
+            self.entrants.append(self._entrant(name, made, v, known))
 
     def _entrant(self, name: str, made: Schedule, v: int, known: bool) -> Entrant:
         request = self.request
@@ -144,9 +172,8 @@ class _Planning:
             peak_bytes=max(r.peak_bytes for r in timeline.ranks), why=why,
         )  # fmt: skip
 
-    def _contests(self, choices: list[Variant]) -> list[_Contest]:
-        """The variants that fit, with what list scheduling and the named ones give them."""
-        out = []
+    def _enter_contests(self, choices: list[Variant], out: list[_Contest]) -> None:
+        """Adds the variants that fit, with what list scheduling and the named ones give them."""
         for variant in choices:
             asked = variant.problem
             arena = Arena(asked, self.request.objective)
@@ -163,7 +190,6 @@ class _Planning:
             goal = float(bound.value) * (asked.ticks.scale if asked.ticks.exact else 1)
             search = Search(arena, starts, goal=goal, seed=self.request.seed)
             out.append(_Contest(variant, bound, search, "list scheduling"))
-        return out
 
     # --- the race -----------------------------------------------------------------------
 
@@ -174,7 +200,7 @@ class _Planning:
         try:
             self._laps(contests, workers)
         except KeyboardInterrupt:
-            pass
+            self.interrupted = True
         finally:
             workers.shutdown(wait=True, cancel_futures=True)
 
@@ -187,7 +213,7 @@ class _Planning:
             if not field_:
                 return
             for contest in field_:
-                if self.seconds > self.request.time_limit and (lap or contest is not field_[0]):
+                if self._is_over and (lap or contest is not field_[0]):
                     return
                 if contest.search.round(workers):
                     contest.by = "search"
@@ -195,6 +221,13 @@ class _Planning:
             field_.sort(key=lambda c: float(c.value))
             if lap % 2 and len(field_) > 1:
                 field_ = field_[: (len(field_) + 1) // 2]
+
+    @property
+    def _is_over(self) -> bool:
+        """True after the time limit, or when nothing better came for as long as one waits."""
+        request, waited = self.request, self.seconds - self.history[-1][0]
+        bored = request.patience is not None and waited > request.patience
+        return bored or self.seconds > request.time_limit
 
     def _solve(self, contests: list[_Contest]) -> None:
         """Lets the exact solver prove or improve the variants that are small and may still win."""
@@ -251,7 +284,7 @@ class _Planning:
             request=request, schedule=made, costs=costs, value=value, makespan=timeline.makespan,
             span=timeline.span, bound=bound, floor=floor, found_by=by,
             entrants=tuple(_ranked(self.entrants, value, by)),
-            history=tuple(self.history), seconds=self.seconds,
+            history=tuple(self.history), seconds=self.seconds, interrupted=self.interrupted,
             recompute=self._levels(made), layers=self._sizes(made),
             finalists=tuple(_best_of(finalists, made)),
         )  # fmt: skip

@@ -8,6 +8,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
+from hocket.costs import Costs, fused_rule
 from hocket.planner.request import OBJECTIVES, Plan
 from hocket.render.compare import format_time, table
 
@@ -32,12 +33,29 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "lower_bound": plain(plan.bound.value), "lower_bound_argument": plan.bound.argument,
         "gap": plan.gap, "floor": plain(plan.floor.value), "proven": plan.proven,
         "found_by": plan.found_by, "seconds": plan.seconds, "seed": request.seed,
+        "interrupted": plan.interrupted,
+        "fused_slots": "registered schedules only",
         "weights": s.placement.weight_copies, "recompute": list(plan.recompute),
         "layers": list(plan.layers),
         "competitors": [{k: plain(x) for k, x in e._asdict().items()} for e in plan.entrants],
         "history": [[seconds, plain(value)] for seconds, value in plan.history],
         "sched": dumps(s),
     }  # fmt: skip
+
+
+FUSED = (
+    "a forward and a backward in one slot are cheaper here than apart: only registered schedules "
+    "have such slots, the search makes none, and bounds are for orders without them"
+)
+
+
+def fused_is_cheaper(costs: Costs) -> bool:
+    """True when a slot of a forward and a backward may take less than the two apart."""
+    rule, x = fused_rule(costs.FB)
+    whole = costs.whole if isinstance(costs.whole, tuple) else (costs.whole,)
+    forward = costs.F if isinstance(costs.F, tuple) else (costs.F,)
+    cheaper = {"sum": False, "max": True, "scale": x < 1, "number": x < max(forward) + max(whole)}
+    return cheaper[rule] or costs.lane is not None
 
 
 def as_text(plan: Plan) -> str:
@@ -50,6 +68,10 @@ def as_text(plan: Plan) -> str:
         f"makespan {format_time(plan.makespan, unit)}, span {format_time(plan.span, unit)}",
         _bound_line(plan),
     ]
+    if plan.interrupted:
+        out.append("ended by an interrupt: this is the best so far")
+    if fused_is_cheaper(request.layers or request.costs):
+        out.append(FUSED)
     if plan.recompute:
         out.append(f"recomputed, by stage: {' '.join(plan.recompute)}")
     if plan.layers:

@@ -61,7 +61,8 @@ class Request:
     (lists of one value a layer), to be cut into stages; instead of costs. search: look for orders
     beyond the registered and listed ones. objective: a key of OBJECTIVES. time_limit: seconds;
     rounds: the most rounds of search (the answer depends on these and the seed alone if the time
-    suffices). solver: prove or improve with OR-tools where it is small enough, in solver_time more.
+    suffices); patience: seconds without a better order that end the search. solver: prove or
+    improve with OR-tools where it is small enough, in solver_time more.
     """
 
     p: int | tuple[int, ...]
@@ -81,6 +82,7 @@ class Request:
     layers: Costs | None = None
     objective: str = "makespan"
     time_limit: float = 20.0
+    patience: float | None = None
     rounds: int = 1000
     seed: int = 0
     solver: bool = False
@@ -95,6 +97,11 @@ class Request:
         unknown = [s for s in self.shapes if s not in SHAPES]
         if unknown:
             raise UsageError(f"there is no placement {unknown[0]!r}; there are {', '.join(SHAPES)}")
+        if self.buffers not in ("none", "in flight", "each"):
+            raise UsageError(f"buffers is {self.buffers!r}; it must be none, in flight or each")
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
         for name, value in (("p", self.p), ("m", self.m), ("v", self.v)):
             for x in value if isinstance(value, tuple) else (value,):
                 if isinstance(x, bool) or not isinstance(x, int) or x < 1:
@@ -103,10 +110,12 @@ class Request:
             for x in value if isinstance(value, tuple) else (value,):
                 if x is not None and not x > 0:
                     raise UsageError(f"{name} is {x!r}; it must be above 0")
-        if self.buffers not in ("none", "in flight", "each"):
-            raise UsageError(f"buffers is {self.buffers!r}; it must be none, in flight or each")
-        if self.time_limit <= 0:
-            raise UsageError(f"time limit is {self.time_limit}; it must be above 0")
+        for name, number in (
+            ("time limit", self.time_limit), ("patience", self.patience),
+            ("solver time", self.solver_time), ("threads", self.threads),
+        ):  # fmt: skip
+            if number is not None and not number > 0:
+                raise UsageError(f"{name} is {number}; it must be above 0")
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -154,7 +163,8 @@ class Plan:
     bound: of this schedule's placement and kinds; floor: of every placement considered. proven:
     value is the floor. found_by: where the order comes from. history: (seconds, value) whenever a
     better one was found. recompute: level, and layers: number of layers of each stage, if any.
-    finalists: the best orders by name, the answer first.
+    interrupted: the search was ended by Ctrl-C. finalists: the best orders by name, the answer
+    first.
     """
 
     request: Request
@@ -171,6 +181,7 @@ class Plan:
     seconds: float
     recompute: tuple[str, ...] = ()
     layers: tuple[int, ...] = ()
+    interrupted: bool = False
     finalists: tuple[tuple[str, Schedule, Costs], ...] = ()
 
     @property

@@ -81,6 +81,11 @@ class Arena:
         """True when queues are timed from their own first start."""
         return self.objective != "makespan"
 
+    @property
+    def is_free(self) -> bool:
+        """True when moves may change everything."""
+        return self.quiet[1] < self.quiet[0]
+
     @cached_property
     def unit(self) -> float:
         """Mean duration of an action, in ticks."""
@@ -178,6 +183,49 @@ class Arena:
         )  # fmt: skip
         return order if ended else None
 
+    def random_start(self, rng: np.random.Generator, known: Sequence[Found]) -> Array:
+        """An order of a list scheduler with penalties by chance; a known one if it stops."""
+        p = self.problem
+        forward = p.kind == Kind.F
+        for _ in range(8):
+            policy = POLICIES[int(rng.integers(len(POLICIES)))]
+            bias = np.where(forward, policy.forward, 0.0)
+            bias = bias + np.where(p.kind == Kind.W, policy.weight, 0.0)
+            bias = bias + rng.normal(size=p.n_types) * rng.choice([0.01, 0.03, 0.1])
+            ahead = np.full(p.n_types, 1 << 40, dtype=np.int64)
+            if rng.random() < 0.5:
+                ahead = np.where(forward, rng.integers(1, self._most_ahead, size=p.n_types), ahead)
+            order = self.dispatched(bias * self.unit, ahead, policy.urgent * self.unit)
+            if order is not None and self.cost(order) < _INF:
+                return order
+        return known[int(rng.integers(len(known)))].order
+
+    @cached_property
+    def _most_ahead(self) -> int:
+        """One more than the forwards of a stage that any limit lets be ahead of its backwards."""
+        p = self.problem
+        tightest, most = float(p.cap.min()), int(p.counts.max())
+        if np.isfinite(tightest) and p.take.max() > 0:
+            most = min(most, int(tightest / p.take.max()))
+        return most + 2
+
+    def spliced(self, first: Array, second: Array, share: float) -> Array:
+        """What the first order starts within this share of its time, then the rest as the second.
+
+        Every need is kept; memory may not be.
+        """
+        p = self.problem
+        begin = self.begin(first)
+        early = begin < share * begin.max()
+        done = np.bincount(first[early], minlength=p.n_types)
+        occ, place = np.zeros(p.n, dtype=np.int64), np.zeros(p.n, dtype=np.int64)
+        kernels().label(second, occ, place, p.base)
+        late = occ >= done[second]
+        out = np.empty_like(first)
+        for a, b in zip(p.queues[:-1], p.queues[1:], strict=True):
+            out[a:b] = np.concatenate([first[a:b][early[a:b]], second[a:b][late[a:b]]])
+        return out
+
     def serial(self) -> Array:
         """One microbatch after the other: it fits wherever anything does."""
         p, order = self.problem, []
@@ -235,8 +283,48 @@ class Chain(NamedTuple):
 
 # Temperatures of a round's chains: from gentle repair of a good start to a wide search.
 HEATS = ((0.15, 0.03), (0.3, 0.04), (0.06, 0.02))
-WIDE = (0.3, 0.03)
+WIDE = (0.2, 0.04)
 COOL = ((0.06, 0.02), (0.05, 0.005), (0.15, 0.03), (0.02, 0.002))  # for many actions
+
+
+_BROOD = 8  # chains of a generation
+_YOUNG = 24  # chains from new orders before a population is bred
+_PATIENCE = 5  # generations without a better order before a new population
+_PER_ACTION = 150  # moves
+MILD = (0.12, 0.03)
+
+
+class Island(NamedTuple):
+    """A population of orders, best first: how many were made, generations without a better one."""
+
+    number: int = 0
+    members: tuple[Found, ...] = ()
+    born: int = 0
+    idle: int = 0
+
+    def grown(self, found: Sequence[Found]) -> Island:
+        """The population with a generation more, the best of old and new."""
+        by_cost: dict[float, list[Found]] = {}
+        for f in (*self.members, *found):
+            alike = by_cost.setdefault(f.cost, [])
+            new = not any(np.array_equal(f.order, g.order) for g in alike)
+            if f.cost < _INF and new and len(alike) < 3:
+                alike.append(f)
+        best = [f for cost in sorted(by_cost) for f in by_cost[cost]][:_BROOD]
+        better = best and (not self.members or best[0].cost < self.members[0].cost)
+        born = self.born + len(found)
+        idle = 0 if better or born <= _YOUNG else self.idle + 1
+        return Island(self.number, tuple(best), born, idle)
+
+
+def _child(arena: Arena, members: Sequence[Found], rng: np.random.Generator) -> Array:
+    """Two of a population spliced where that fits; else a new order."""
+    for _ in range(4 if len(members) > 1 else 0):
+        i, j = rng.choice(len(members), size=2, replace=False)
+        child = arena.spliced(members[i].order, members[j].order, float(rng.uniform(0.1, 0.9)))
+        if arena.cost(child) < _INF:
+            return child
+    return arena.random_start(rng, members)
 
 
 class Search:
@@ -249,6 +337,7 @@ class Search:
         self._small = self._shorter()
         self._moves = first_moves(arena.problem.n)
         self._policies = arena.policies
+        self._island = Island()
 
     @property
     def best(self) -> Found:
@@ -265,9 +354,10 @@ class Search:
         self._pool = _kept([found, *self._pool])
 
     def round(self, workers: Executor) -> bool:
-        """Runs some chains; True when a better order was found. They grow while none is.
+        """Runs some chains; True when a better order was found.
 
-        With many actions also policies; with many microbatches mostly on fewer of them.
+        With few actions a population is bred; with many, chains grow while nothing is found, and
+        policies are changed; with many microbatches mostly on fewer of them.
         """
         before, found = self.best.cost, []
         n = self.arena.problem.n
@@ -276,7 +366,9 @@ class Search:
             for _ in range(1 if self._turn < 4 else 2):
                 small.round(workers)
             found += self._unrolled(small)
-        if small is None or self._turn % 4 == 3:
+        if n < _COOL and self.arena.is_free:
+            found += self._bred(workers)
+        elif small is None or self._turn % 4 == 3:
             found += self._annealed(workers)
         if self._turn < 3 or n > _LARGE:
             self._policies = self.arena.tune(
@@ -289,6 +381,39 @@ class Search:
         if not better:
             self._moves = min(2 * self._moves, (64 if n < _COOL else 8) * first_moves(n))
         return better
+
+    def _bred(self, workers: Executor) -> list[Found]:
+        """One generation: annealed from new orders first, then from pairs of the best of them.
+
+        A population that no longer improves makes room for one from new orders; every fifth is
+        made of the best of those before.
+        """
+        rng = np.random.default_rng([self.seed, self._turn])
+        island, arena = self._island, self.arena
+        young = island.born < _YOUNG
+        starts = [
+            arena.random_start(rng, self._pool) if young else _child(arena, island.members, rng)
+            for _ in range(_BROOD)
+        ]
+        if island.number == 0 and not island.born:
+            starts[: len(self._pool)] = [f.order for f in self._pool[:_BROOD]]
+        hot, cold = WIDE if young else MILD
+        n = arena.problem.n
+        moves = min(_PER_ACTION * n, first_moves(n) // 2) * min(4, 2 ** (island.number // 8))
+        seeds = rng.integers(1, 1 << 31, size=_BROOD).tolist()
+        jobs = [
+            workers.submit(
+                arena.anneal, start, moves=moves, hot=hot, cold=cold, goal=self.goal, seed=seed
+            )
+            for start, seed in zip(starts, seeds, strict=True)
+        ]
+        found = [job.result() for job in jobs]
+        self._island = island.grown(found)
+        if self._island.idle >= _PATIENCE:
+            number = island.number + 1
+            last = number % 5 == 4
+            self._island = Island(number, tuple(self._pool) if last else (), _YOUNG if last else 0)
+        return found
 
     def _annealed(self, workers: Executor) -> list[Found]:
         heats = HEATS if self.arena.problem.n < _COOL else COOL
