@@ -118,7 +118,8 @@ def walk(  # noqa: C901 (see `link`)
                     owing = home[(path_of[mb] * n_stages + stage + offset_of[need]) & ROOM]
                     break
                 if delays is not None:
-                    due = ready + delays[(need * n_paths + path_of[mb]) * n_stages + stage]
+                    way = (need * n_paths + path_of[mb]) * n_stages + stage
+                    due = ready + delays[way & ROOM]
                     if due > time:
                         time, held = due, ready
                 elif ready > time:
@@ -786,11 +787,32 @@ def forced(compiled: bool | None) -> Generator[None]:
 def _compile(numba: Any) -> dict[str, Callable[..., Any]]:
     """Every loop compiled when first called, its code kept on disk for the next process."""
     names: dict[str, Any] = {"__name__": __name__, "range": range, "len": len, "ROOM": ROOM}
-    with _cache_folder(numba):
-        for helper in (kinds_of, stages_of, mbs_of):
-            names[_name(helper)] = numba.njit(inline="always")(helper)
-        for loop in LOOPS:
-            names[_name(loop)] = _jit(numba, FunctionType(loop.__code__, names, _name(loop)))
+    for helper in (kinds_of, stages_of, mbs_of):
+        names[_name(helper)] = numba.njit(inline="always")(helper)
+    return _compile_all(numba, LOOPS, names, (__name__, "hocket.codes"))
+
+
+def compile_others(
+    functions: Sequence[Callable[..., Any]], names: dict[str, Any], modules: Sequence[str]
+) -> dict[str, Callable[..., Any]] | None:
+    """Functions of other modules by name, compiled when first called; None without numba.
+
+    names: what they use beside each other; modules: whose sources their code depends on.
+    """
+    try:
+        import numba
+    except ImportError:
+        return None
+    return _compile_all(numba, functions, names, modules)
+
+
+def _compile_all(
+    numba: Any, functions: Sequence[Any], names: dict[str, Any], modules: Sequence[str]
+) -> dict[str, Callable[..., Any]]:
+    with _cache_folder(numba, modules):
+        for function in functions:
+            copy = FunctionType(function.__code__, names, _name(function))
+            names[_name(function)] = _jit(numba, copy)
     return names
 
 
@@ -806,12 +828,12 @@ def _jit(numba: Any, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def _cache_folder(numba: Any) -> Generator[None]:
+def _cache_folder(numba: Any, modules: Sequence[str]) -> Generator[None]:
     """Lets numba keep compiled code in the user's cache, apart for each version of the sources."""
     import hashlib
 
     digest = hashlib.sha256()
-    for module in ("hocket.loops", "hocket.codes"):
+    for module in modules:
         digest.update(Path(str(sys.modules[module].__file__)).read_bytes())
     root = Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"))
     before = numba.config.CACHE_DIR
