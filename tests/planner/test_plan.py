@@ -11,10 +11,9 @@ from hocket.errors import PlanError, UsageError
 from hocket.ir import linear, vshape
 from hocket.planner import Request, plan
 from hocket.planner.bound import best_bound
-from hocket.planner.compiled import kernels
 from hocket.planner.problem import SPLIT, WHOLE, problem
 from hocket.planner.report import as_json, as_text
-from hocket.planner.search import Arena, Search
+from hocket.planner.search import Arena, Search, kernels
 
 pytestmark = pytest.mark.skipif(not kernels().compiled, reason="searches need numba to be fast")
 LANES = Costs(F=(80, 92, 76, 84), I=(80, 92, 76, 84), W=(40, 46, 38, 42), lane=(10, 10))

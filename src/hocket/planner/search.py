@@ -1,6 +1,6 @@
 """Orders from list scheduling under many policies, and better ones by moves within queues.
 
-Imports problem, compiled.
+Imports problem, kernel, loops.
 """
 
 from __future__ import annotations
@@ -8,19 +8,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import cached_property
-from typing import NamedTuple
+from functools import cache, cached_property
+from types import FunctionType, SimpleNamespace
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from hocket.ir import Array, Kind
-from hocket.planner.compiled import kernels
+from hocket.loops import compile_others
+from hocket.planner import kernel
 from hocket.planner.problem import Problem
 from hocket.planner.unroll import shortened, shorter, unrolled
 
 _INF = 1e300
 _COOL = 1500  # actions from which on chains stay near their start
 _LARGE = 2000  # actions from which on policies do more than moves
+
+
+@cache
+def kernels() -> Any:
+    """The functions of `kernel` by name; `.compiled` says whether numba made them fast."""
+    plain = {k: f for k, f in vars(kernel).items() if isinstance(f, FunctionType)}
+    made = compile_others(
+        list(plain.values()), {"__name__": kernel.__name__, "np": np}, [kernel.__name__]
+    )
+    return SimpleNamespace(**{k: (made or plain)[k] for k in plain}, compiled=made is not None)
 
 
 class Found(NamedTuple):
