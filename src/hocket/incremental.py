@@ -5,6 +5,8 @@ For searches that try many orders that differ in little. Imports loops, graph, c
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,32 +19,41 @@ from hocket.graph import Graph, all_edges, graph, longest_path
 from hocket.ir import Array, Kind, Line, Queue, Schedule, kinds_of
 
 UNIT = Costs()
+_HAIR = 1e-9
 
 
 class Incremental:
     """A schedule whose order can be changed, with times that are always those of `simulate`.
 
     Slots are known by where they stand: queue and place in it, both from 0. A change that would
-    make slots wait for each other, or hold more than `limit` forwards in flight on its queue, is
-    refused and leaves all as it was. Messages in the order are not supported: they follow from it.
+    make slots wait for each other, or hold more than `limit` forwards in flight on its queue (one
+    limit for all, or one for each), is refused and leaves all as it was. held: the share of a
+    forward that an I leaves to its W. Messages in the order are not supported: they follow from it.
     """
 
     def __init__(
-        self, schedule: Schedule, costs: Costs = UNIT, *, limit: int | None = None
+        self,
+        schedule: Schedule,
+        costs: Costs = UNIT,
+        *,
+        limit: float | Sequence[float] | None = None,
+        held: float = 1,
     ) -> None:
         if schedule.has_communication:
             raise ScheduleError(f"{schedule.name} has SEND and RECV actions; strip them first")
         g = graph(schedule)
         if g.stuck or g.n_open:
             raise ScheduleError(f"{schedule.name} cannot run; `check` says why")
-        self._schedule, self._limit = schedule, limit
+        several = isinstance(limit, Sequence)
+        self._schedule = schedule
+        self._limit = limit if several or limit is None else [limit] * len(schedule.queues)
         table = CostTable(costs, schedule)
         self._ticks = table.ticks
         self._starts = schedule.starts.tolist()
         arrays = _state(g, table)
         self._dtypes = {name: x.dtype for name, x in arrays.items()}
         self._state: dict[str, Any] = {name: x.tolist() for name, x in arrays.items()}
-        takes, frees = _in_flight(schedule)
+        takes, frees = _in_flight(schedule, held)
         self._changes: tuple[Any, Any] = takes.tolist(), frees.tolist()
         self._loops: dict[str, Any] = {f.__name__: f for f in loops.LOOPS}
         self._is_compiled = False
@@ -62,6 +73,13 @@ class Incremental:
         order, end, starts = self._state["order"], self._state["end"], self._starts
         lasts = (starts[q + 1] for q in range(len(starts) - 1) if starts[q + 1] > starts[q])
         return max(end[order[last - 1]] for last in lasts)
+
+    @property
+    def span_ticks(self) -> Any:
+        """The longest that one queue takes from its first start to its last end, in ticks."""
+        order, start, end = (self._state[k] for k in ("order", "start", "end"))
+        parts = ((a, b) for a, b in pairwise(self._starts) if b > a)
+        return max(end[order[b - 1]] - start[order[a]] for a, b in parts)
 
     def times(self, queue: int) -> list[tuple[Number, Number]]:
         """Start and end of each slot of a queue, transfers included, in its order."""
@@ -115,7 +133,7 @@ class Incremental:
         low, high = low + first, high + first
         if not self._run(low, high, way):
             return False
-        if self._limit is not None and self.peak(q) > self._limit:
+        if self._limit is not None and self.peak(q) > self._limit[q] + _HAIR:
             self._run(low, high, -way)
             return False
         self._done.append((low, high, way))
@@ -166,14 +184,17 @@ def _state(g: Graph, table: CostTable) -> dict[str, Array]:
     }  # fmt: skip
 
 
-def _in_flight(schedule: Schedule) -> tuple[Array, Array]:
+def _in_flight(schedule: Schedule, held: float) -> tuple[Array, Array]:
     """Microbatches that each slot takes when it starts, and gives back when it ends."""
     effects = EVALUATION if schedule.is_forward_only else EFFECTS
     table = np.zeros((2, len(Kind)))
     for kind, effect in effects.items():
         table[0, kind] = effect.takes.get("in_flight", 0)
         table[1, kind] = effect.frees.get("in_flight", 0)
-    by_action = table[:, kinds_of(schedule.codes)]
+    kinds = kinds_of(schedule.codes)
+    if Kind.W in kinds:
+        table[1, Kind.I], table[1, Kind.W] = 1 - held, held
+    by_action = table[:, kinds]
     out = np.zeros((2, schedule.n_slots))
     for row, values in zip(out, by_action, strict=True):
         np.add.at(row, schedule.slot_of_action, values)

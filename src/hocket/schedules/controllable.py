@@ -155,6 +155,7 @@ def v_schedule(
     "makespan" or "span". split: backwards as I and W. held: the share of a stage's activations
     that is still there between I and W (1 counts all until W). effort: actions to time in the
     search, left out for one that suits the size; the same effort always gives the same order.
+    Where numba is installed, single moves take as much again.
 
     Raises: UsageError for a limit below 2: each rank must hold both stages of a microbatch.
     """
@@ -183,7 +184,7 @@ def _found(
         also=_ROUGH if costs == _EVEN else None,
         target=_target(p, m, limits, metric) if split and costs == _EVEN else 0,
     )  # fmt: skip
-    return search(question).schedule
+    return search(question)
 
 
 def _target(p: int, m: int, limits: tuple[float, ...], metric: str) -> Number:

@@ -4,7 +4,7 @@ A building block says when one microbatch runs each of its actions; the same blo
 later for each microbatch, gives every queue its order (repetition), the time between the blocks
 is squeezed out by running that order as early as it can, and weight gradients go into what waits
 remain (reordering). Random numbers are numpy's frozen ones, always from the same seed: the same
-question has the same answer. Imports ir, costs, policy.
+question has the same answer. Imports ir, costs, policy, loops.
 
 Source: Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.15362, sections 3, 4.
 """
@@ -12,13 +12,14 @@ Source: Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.153
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from hocket.costs import Costs, Number
 from hocket.ir import Array, Kind, Schedule, kinds_of, lay, mbs_of, stages_of, wave
+from hocket.loops import is_compiled
 from hocket.policy import Outcome, Trials, all_actions
+from hocket.schedules.annealing import annealed
 from hocket.schedules.v_reorder import (
     Block,
     blocks_holding,
@@ -59,15 +60,7 @@ class Question:
     known: tuple[Schedule, ...] = ()
 
 
-class Found(NamedTuple):
-    """The best order found, and its times."""
-
-    schedule: Schedule
-    makespan: Number
-    span: Number
-
-
-def search(question: Question) -> Found:
+def search(question: Question) -> Schedule:
     """The best order found; it keeps to the limit."""
     q, random = question, np.random.RandomState(20240524)
     short = _Shape(q, min(q.m, 2 * q.p + 2))
@@ -88,7 +81,17 @@ def search(question: Question) -> Found:
     begun.add(pool.whole(), None)
     begun.keep()
     _polish(begun, max(_batches(shape, 0.25), 1))
-    return begun.best()
+    return begun.best() if q.also else _annealed(begun, random)
+
+
+def _annealed(pool: _Pool, random: np.random.RandomState) -> Schedule:
+    """The pool's best order after single moves; the order itself where numba is not installed."""
+    q, found = pool.shape.question, pool.best()
+    if not is_compiled():
+        return found
+    return annealed(
+        found, q.costs, q.limit, held=q.held, metric=q.metric, effort=q.effort, random=random
+    )
 
 
 def _reordered(short: _Shape, shape: _Shape) -> Array:
@@ -110,7 +113,9 @@ def _reordered(short: _Shape, shape: _Shape) -> Array:
             reordered(q.name, q.p, m, b, limit, split=short.split, close=close) for b, close in some
         ]
 
-    ways = [(b, close) for b in blocks for close in (False, True)[: 1 + short.split]]
+    # the paper's blocks either way; for F = I = W the other ones are best with a close end
+    ways = [(b, False) for b in (blocks[:2] if q.also else blocks)]
+    ways += [(b, True) for b in blocks if short.split]
     if short is not shape:
         found = orders(short.m, ways)
         ways = [way for way, s in zip(ways, found, strict=True) if s]
@@ -510,17 +515,13 @@ class _Pool:
         self.fit = self.fit if self.written else self.fit[best]
         self.scores, self.marks = self.scores[best], self.marks[best]
 
-    def best(self) -> Found:
+    def best(self) -> Schedule:
         """The best order."""
         shape, t = self.shape, self.shape.trials
         outcome = t.run(self.orders[:1], None if self.written else self.fit[:1])
         assert outcome.runs[0], "one microbatch after the other always runs"
         done = [lay(shape.work.codes[line[line < t.n]]) for line in outcome.lines[0]]
-        return Found(
-            Schedule.from_lines(shape.work.name, shape.work.placement, done),
-            t.ticks.value(outcome.makespan[0]),
-            t.ticks.value(outcome.span[0]),
-        )
+        return Schedule.from_lines(shape.work.name, shape.work.placement, done)
 
 
 def _batches(shape: _Shape, share: float) -> int:

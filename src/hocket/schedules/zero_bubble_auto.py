@@ -78,4 +78,4 @@ def _found(
         known=(zb_h1(p, m), zb_h2(p, m)),
         also=_ROUGH if costs == _EVEN else None,
     )  # fmt: skip
-    return search(question).schedule
+    return search(question)
