@@ -1,11 +1,17 @@
 """`hocket plan`: the files it writes can be used, and what it is given is used or refused."""
 
 import json
+from dataclasses import fields
+from pathlib import Path
 
 import pytest
 
 from hocket import build, load_costs, simulate, write_trace
 from hocket.cli import main
+from hocket.planner import Request
+from hocket.planner.command import request_of
+from hocket.planner.options import add_plan_arguments
+from hocket.planner.report import FUSED
 from hocket.text import load
 
 COSTS = "F = [10, 14]\nI = [10, 14]\nW = 8\nlatency = 2\n"
@@ -63,3 +69,55 @@ def test_a_file_that_cannot_be_written_is_told_before_the_search(here, capsys):
     for word in ("--output", "--stage-costs"):
         status, _, err = _run(capsys, "plan", "-p", 64, "-m", 512, word, "/none/a.toml")
         assert (status, err) == (2, "hocket: /none/a.toml: cannot be written there\n")
+
+
+# --- what the command line can say -----------------------------------------------------------
+
+EVERY = [
+    "-p", "2,4", "-m", "6", "-v", "2", "--costs", "costs.toml", "--memory", "9,8", "--in-flight",
+    "3", "--shapes", "v", "--copies", "2", "--slices", "2", "--backward", "split", "--recompute",
+    "full", "--buffers", "in-flight", "--layers", "costs.toml", "--objective", "span", "--time",
+    "5", "--patience", "2", "--rounds", "3", "--seed", "4", "--threads", "1", "--no-search",
+    "--no-named", "--solver", "--solver-time", "7",
+]  # fmt: skip
+
+
+def _parsed(words):
+    from hocket.cli import _parser
+
+    return _parser().parse_args(["plan", *words])
+
+
+def test_every_field_of_a_request_can_be_said_on_the_command_line(here):
+    asked, plain = request_of(_parsed(EVERY)), Request(p=1, m=1)
+    same = [f.name for f in fields(Request) if getattr(asked, f.name) == getattr(plain, f.name)]
+    assert same == []
+
+
+def test_every_option_of_plan_stands_in_its_page():
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    add_plan_arguments(parser)
+    page = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
+    options = [o for a in parser._actions for o in a.option_strings if o.startswith("--")]
+    assert [o for o in options if o != "--help" and f"`{o}" not in page] == []
+
+
+def test_buffers_for_each_microbatch_make_what_fitted_not_fit(here, capsys):
+    (here / "bytes.toml").write_text("[bytes]\nactivation = 4\nmessage = 1\n")
+    words = ["-p", 2, "-m", 8, "--costs", "bytes.toml", "--memory", 8, "--shapes", "linear"]
+    words += ["--no-named", *QUICK]
+    times = {}
+    for buffers in ("none", "in-flight", "each"):
+        status, out, err = _run(capsys, "plan", *words, "--buffers", buffers)
+        times[buffers] = json.loads(out)["value"] if status == 0 else err
+    assert times["none"] < times["in-flight"]  # of two microbatches in flight one is left
+    assert times["each"].startswith("hocket: nothing fits p=2 m=8 under the limits\n  nearest: ")
+
+
+def test_cheaper_fused_slots_are_told_to_be_in_registered_schedules_only(here, capsys):
+    (here / "fused.toml").write_text('FB = "max"\n')
+    words = ["-p", 2, "-m", 4, "--shapes", "linear", "--no-search", "--no-named"]
+    assert FUSED in _run(capsys, "plan", *words, "--costs", "fused.toml")[1]
+    assert "cheaper here" not in _run(capsys, "plan", *words)[1]

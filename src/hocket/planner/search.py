@@ -22,6 +22,7 @@ from hocket.planner.unroll import shortened, shorter, unrolled
 
 _INF = 1e300
 _COOL = 1500  # actions from which on chains stay near their start
+_BOTH = 400  # actions from which on long chains take turns with populations
 _LARGE = 2000  # actions from which on policies do more than moves
 
 
@@ -295,7 +296,7 @@ class Chain(NamedTuple):
 
 # Temperatures of a round's chains: from gentle repair of a good start to a wide search.
 HEATS = ((0.15, 0.03), (0.3, 0.04), (0.06, 0.02))
-WIDE = (0.2, 0.04)
+WIDE = (0.3, 0.03)
 COOL = ((0.06, 0.02), (0.05, 0.005), (0.15, 0.03), (0.02, 0.002))  # for many actions
 
 
@@ -303,6 +304,7 @@ _BROOD = 8  # chains of a generation
 _YOUNG = 24  # chains from new orders before a population is bred
 _PATIENCE = 5  # generations without a better order before a new population
 _PER_ACTION = 150  # moves
+YOUNG = (0.2, 0.04)
 MILD = (0.12, 0.03)
 
 
@@ -368,8 +370,8 @@ class Search:
     def round(self, workers: Executor) -> bool:
         """Runs some chains; True when a better order was found.
 
-        With few actions a population is bred; with many, chains grow while nothing is found, and
-        policies are changed; with many microbatches mostly on fewer of them.
+        With few actions a population is bred; with more, chains grow too while nothing is found;
+        with many they do alone, and policies are changed; with many microbatches mostly on fewer.
         """
         before, found = self.best.cost, []
         n = self.arena.problem.n
@@ -378,9 +380,10 @@ class Search:
             for _ in range(1 if self._turn < 4 else 2):
                 small.round(workers)
             found += self._unrolled(small)
-        if n < _COOL and self.arena.is_free:
+        breeds = n < _COOL and self.arena.is_free
+        if breeds and (n < _BOTH or self._turn % 2):
             found += self._bred(workers)
-        elif small is None or self._turn % 4 == 3:
+        elif breeds or small is None or self._turn % 4 == 3:
             found += self._annealed(workers)
         if self._turn < 3 or n > _LARGE:
             self._policies = self.arena.tune(
@@ -409,7 +412,7 @@ class Search:
         ]
         if island.number == 0 and not island.born:
             starts[: len(self._pool)] = [f.order for f in self._pool[:_BROOD]]
-        hot, cold = WIDE if young else MILD
+        hot, cold = YOUNG if young else MILD
         n = arena.problem.n
         moves = min(_PER_ACTION * n, first_moves(n) // 2) * min(4, 2 ** (island.number // 8))
         seeds = rng.integers(1, 1 << 31, size=_BROOD).tolist()
