@@ -62,7 +62,7 @@ def one(name: str, p: int, m: int, lowered: bool) -> dict:
 
     v = SCHEDULES[name]
     base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    n_runs = 2 if p >= 1000 else 4 if p >= 256 else 20
+    n_runs = 4 if p >= 256 else 20
     best = dict.fromkeys(STAGES, float("inf")) | {"simulate alone": float("inf")}
     first, peak = {}, 0
     with loops.forced(True), tempfile.TemporaryDirectory() as folder:
