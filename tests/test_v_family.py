@@ -147,7 +147,7 @@ def test_the_named_ones_are_as_good_as_published_code_on_the_models_of_the_paper
 @pytest.mark.parametrize(
     ("name", "limit"), [("v-min", 12), ("v-half", 18), ("v-1f1b", 22), ("zb-v", 32)]
 )
-def test_v_schedule_gains_on_published_code_on_a_model_of_the_paper(name, limit):
+def test_v_schedule_is_as_good_as_published_code_on_a_model_of_the_paper(name, limit):
     costs, published = _paper(16, 48)
     s = v_schedule(16, 48, limit=limit, costs=costs, split=name != "v-1f1b")
     assert check(s).ok and _peak(s) <= limit
