@@ -24,7 +24,7 @@ def best_bound(problem: Problem, objective: str) -> Bound:
 
 
 def _bounds(problem: Problem, objective: str) -> Iterator[tuple[float, str]]:
-    lags = _lags(problem)
+    ways = lags(problem)
     if objective == "makespan":
         chain = problem.head + problem.dur + problem.tail
         yield float(chain.max()), "one microbatch alone takes that long there and back"
@@ -33,31 +33,31 @@ def _bounds(problem: Problem, objective: str) -> Iterator[tuple[float, str]]:
             yield from _queue_bounds(
                 problem, queue, heads, problem.tail, "from the start to the end"
             )
-            yield from _memory_bounds(problem, queue, lags, ends=True)
+            yield from _memory_bounds(problem, queue, ways, ends=True)
         return
     for queue in range(len(problem.queues) - 1):
         mine = np.flatnonzero(problem.queue_of == queue)
-        before = lags[mine].max(axis=0)
-        after = (lags[:, mine] + problem.dur[mine]).max(axis=1) - problem.dur
+        before = ways[mine].max(axis=0)
+        after = (ways[:, mine] + problem.dur[mine]).max(axis=1) - problem.dur
         for other in range(len(problem.queues) - 1):
             here = other == queue
             heads = np.maximum(before, 0.0) if here else before
             tails = np.maximum(after, 0.0) if here else after
             name = problem.placement.queues[queue]
             yield from _queue_bounds(problem, other, heads, tails, f"from {name} and back to it")
-        yield from _memory_bounds(problem, queue, lags, ends=False)
+        yield from _memory_bounds(problem, queue, ways, ends=False)
 
 
-def _lags(problem: Problem) -> Array:
+def lags(problem: Problem) -> Array:
     """The longest way from the start of each type to the start of another, -inf: none."""
     n = problem.n_types
-    lags = np.full((n, n), -np.inf)
-    np.fill_diagonal(lags, 0.0)
+    ways = np.full((n, n), -np.inf)
+    np.fill_diagonal(ways, 0.0)
     for t in np.argsort(problem.head, kind="stable").tolist():
         for e in range(int(problem.needs[t])):
             u = int(problem.need[t, e])
-            lags[:, t] = np.maximum(lags[:, t], lags[:, u] + problem.dur[u] + problem.delay[t, e])
-    return lags
+            ways[:, t] = np.maximum(ways[:, t], ways[:, u] + problem.dur[u] + problem.delay[t, e])
+    return ways
 
 
 def _queue_bounds(
@@ -159,4 +159,4 @@ def _drain(problem: Problem, mine: Array, lags: Array, cap: float) -> float:
     return max(0.0, float(lags[f, back] - problem.dur[f]) - work)
 
 
-__all__ = ["Bound", "best_bound"]
+__all__ = ["Bound", "best_bound", "lags"]

@@ -1,19 +1,21 @@
 """The exact solver: OR-tools CP-SAT proves an order optimal or tightens the bound (extra `solve`).
 
-Imports problem, search. The solver is imported when it is used.
+Imports problem, bound, search. The solver is imported when it is used.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hocket.errors import PlanError
 from hocket.ir import Array, Kind
+from hocket.planner.bound import lags
 from hocket.planner.problem import Problem
 from hocket.planner.search import Arena, Found
 
@@ -121,17 +123,7 @@ class _Model:
             mine = np.flatnonzero(p.queue_of == q).tolist()
             if not math.isfinite(cap) or not mine:
                 continue
-            scale = _scale(p, mine, cap)
-            times, changes = [], []
-            for t in mine:
-                for x in self.starts[t]:
-                    if p.take[t]:
-                        times.append(x)
-                        changes.append(round(p.take[t] * scale))
-                    if p.free[t]:
-                        times.append(x + int(self.dur[t]))
-                        changes.append(-round(p.free[t] * scale))
-            model.add_reservoir_constraint(times, changes, -(10**9), math.floor(cap * scale + 1e-6))
+            _limit(model, p, q, self.starts, self.dur)
             self._implied(mine, cap)
 
     def _implied(self, mine: list[int], cap: float) -> None:
@@ -195,6 +187,110 @@ class _Model:
         return np.array(out, dtype=np.int64)
 
 
+def relaxed(
+    problem: Problem, objective: str, *, top: float, seconds: float, threads: int
+) -> tuple[float, str]:
+    """A lower bound in ticks, and its argument: each queue alone, solved exactly.
+
+    A queue keeps its work, its order of microbatches, its memory limit, and the shortest ways to,
+    between and from its actions; all other queues are as if they were free. top: the cost of an
+    order that is known; seconds: for all queues together.
+
+    Raises: PlanError where OR-tools is not installed.
+    """
+    if not available():
+        raise PlanError("the exact solver needs OR-tools: pip install 'hocket[solve]'")
+    n = len(problem.queues) - 1
+    ways, best = lags(problem), (0.0, "no work")
+    for i, queue in enumerate(reversed(range(n))):
+        began = time.monotonic()
+        low = _alone(problem, objective, queue, ways, top, max(0.2, seconds / (n - i)), threads)
+        seconds -= time.monotonic() - began
+        if low > best[0]:
+            name = problem.placement.queues[queue]
+            best = (
+                low,
+                (
+                    f"rank {name} alone cannot be faster with its memory limit and the shortest ways "
+                    f"between its actions, found by the exact solver"
+                ),
+            )
+        if best[0] >= top - 1e-6:
+            break
+    return min(best[0], top), best[1]
+
+
+def _alone(
+    problem: Problem, objective: str, queue: int, ways: Array, top: float, seconds: float,
+    threads: int,
+) -> float:  # fmt: skip
+    """The least cost of one queue alone, or what is proven of it in this time."""
+    from ortools.sat.python import cp_model
+
+    mine = np.flatnonzero(problem.queue_of == queue).tolist()
+    if not mine:
+        return 0.0
+    cp: Any = cp_model
+    model: Any = cp.CpModel()
+    unit = _common(problem)
+    dur, last = np.floor(problem.dur / unit + 1e-9).astype(int), math.ceil(top / unit)
+    ends = objective == "makespan"
+    head, tail = (
+        np.floor(x / unit + 1e-9).astype(int) * ends for x in (problem.head, problem.tail)
+    )
+    starts: dict[int, list[Any]] = {}
+    for t in mine:
+        n, d = int(problem.counts[t]), int(dur[t])
+        windows = [(int(head[t]) + k * d, last - int(tail[t]) - (n - k) * d) for k in range(n)]
+        starts[t] = [model.new_int_var(a, max(a, b), "") for a, b in windows]
+        for a, b in pairwise(starts[t]):
+            model.add(b >= a + d)
+    model.add_no_overlap(
+        [model.new_fixed_size_interval_var(x, int(dur[t]), "") for t in mine for x in starts[t]]
+    )
+    for a, b in product(mine, mine):
+        if a != b and math.isfinite(ways[a, b]) and problem.path[a] == problem.path[b]:
+            wait = math.floor(ways[a, b] / unit + 1e-9)
+            for x, y in zip(starts[a], starts[b], strict=True):
+                model.add(y >= x + wait)
+    _limit(model, problem, queue, starts, dur)
+    goal = model.new_int_var(0, last, "")
+    for t in mine:
+        end = starts[t][-1] + int(dur[t])
+        if ends:
+            model.add(end + int(tail[t]) <= goal)
+        else:
+            for first in mine:
+                model.add(end - starts[first][0] <= goal)
+    model.minimize(goal)
+    solver: Any = cp.CpSolver()
+    solver.parameters.max_time_in_seconds = seconds
+    solver.parameters.num_workers = threads
+    status = solver.solve(model)
+    if status == cp.INFEASIBLE:  # by rounding only: an order with this cost is known
+        return 0.0
+    return max(0.0, float(solver.best_objective_bound)) * unit
+
+
+def _limit(model: Any, problem: Problem, queue: int, starts: Any, dur: Array) -> None:
+    """Adds the memory limit of a queue: what is taken and freed over time; starts by type."""
+    cap = float(problem.cap[queue])
+    mine = np.flatnonzero(problem.queue_of == queue).tolist()
+    if not math.isfinite(cap) or not mine:
+        return
+    scale = _scale(problem, mine, cap)
+    times, changes = [], []
+    for t in mine:
+        for x in starts[t]:
+            if problem.take[t]:
+                times.append(x)
+                changes.append(math.floor(problem.take[t] * scale + 1e-6))
+            if problem.free[t]:
+                times.append(x + int(dur[t]))
+                changes.append(-math.ceil(problem.free[t] * scale - 1e-6))
+    model.add_reservoir_constraint(times, changes, -(10**9), math.floor(cap * scale + 1e-6))
+
+
 def _common(problem: Problem) -> float:
     """The largest tick that all times are whole multiples of; 1 where times are floats."""
     if not problem.ticks.exact:
@@ -212,4 +308,4 @@ def _scale(problem: Problem, mine: list[int], cap: float) -> float:
     return 1e6 / max(cap, *sizes)
 
 
-__all__ = ["Solved", "available", "solve"]
+__all__ = ["Solved", "available", "relaxed", "solve"]

@@ -5,6 +5,7 @@ Imports variants, search, bound, simulator, checker.
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ from hocket.planner.variants import Pricing, Variant, named, variants
 from hocket.simulator import simulate
 from hocket.timeline import Timeline
 
+_RELAXED = 20.0  # seconds for the bound of ranks alone
 _SOLVABLE = 800  # actions up to which the exact solver is worth starting
 FOR_NAMES = 0.3  # share of the time limit after which no more options of named schedules are tried
 
@@ -240,8 +242,12 @@ class _Planning:
             left = self.request.solver_time - max(0.0, self.seconds - self.request.time_limit)
             if contest.search.done or float(contest.bound.value) >= best:
                 continue
-            if asked.n > _SOLVABLE or left <= 0:
+            if left <= 0:
                 break
+            self._relax(contest, min(left / 2, _RELAXED), threads)
+            left = self.request.solver_time - max(0.0, self.seconds - self.request.time_limit)
+            if asked.n > _SOLVABLE or contest.search.done or left <= 0:
+                continue
             solved = solve(
                 asked, self.request.objective, contest.search.best, bound=contest.search.goal,
                 seconds=left, threads=threads, seed=self.request.seed,
@@ -253,6 +259,18 @@ class _Planning:
                 ticks = solved.bound + 1e-6 if asked.ticks.exact else solved.bound
                 contest.bound = Bound(asked.ticks.value(ticks), "proven by the exact solver")
                 contest.search.goal = solved.bound
+
+    def _relax(self, contest: _Contest, seconds: float, threads: int) -> None:
+        """Raises the bound to what each rank alone needs, if that is more."""
+        from hocket.planner.exact import relaxed
+
+        search, asked = contest.search, contest.variant.problem
+        low, why = relaxed(
+            asked, self.request.objective, top=search.best.cost, seconds=seconds, threads=threads
+        )
+        if low > search.goal:
+            ticks = math.floor(low + 1e-6) if asked.ticks.exact else low
+            contest.bound, search.goal = Bound(asked.ticks.value(ticks), why), low
 
     def _note(self, contests: list[_Contest], what: str) -> None:
         values = [c.value for c in contests] + [x[0] for x in self.schedules]

@@ -381,7 +381,7 @@ class Search:
                 small.round(workers)
             found += self._unrolled(small)
         breeds = n < _COOL and self.arena.is_free
-        if breeds and (n < _BOTH or self._turn % 2):
+        if breeds and (n < _BOTH or self._turn % 3 == 2):
             found += self._bred(workers)
         elif breeds or small is None or self._turn % 4 == 3:
             found += self._annealed(workers)
