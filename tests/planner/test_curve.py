@@ -100,6 +100,7 @@ def test_the_command_prints_the_curve_as_a_table_and_as_json(capsys):
          "and 2 limits or more"),
         (["--curve", "in-flight=1-2", "--memory", "8"],
          "--curve plans once for each of its limits; leave out --memory"),
+        (["--curve", "memory=1-2"], "a curve over memory needs costs with bytes; these have none"),
         (["--curve", "in-flight=0,2"], "in_flight is 0; it must be above 0"),
     ],
 )  # fmt: skip

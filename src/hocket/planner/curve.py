@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Any, NamedTuple
 
 from hocket.bounds import Bound
-from hocket.costs import Number
+from hocket.costs import Bytes, Number
 from hocket.errors import PlanError, UsageError
 from hocket.ir import Schedule
 from hocket.planner.planning import Progress, Watcher, plan
@@ -97,6 +97,8 @@ def curve(
     """
     if what not in LIMITS:
         raise UsageError(f"a curve is over in-flight or memory, not {what!r}")
+    if what == "memory" and (request.layers or request.costs).bytes == Bytes():
+        raise UsageError("a curve over memory needs costs with bytes; these have none")
     began = time.monotonic()
     wanted = sorted(set(limits))
     for limit in wanted:  # before the first takes its time

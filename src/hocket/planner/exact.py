@@ -19,6 +19,11 @@ from hocket.planner.bound import lags
 from hocket.planner.problem import Problem
 from hocket.planner.search import Arena, Found
 
+_ALONE = (
+    "alone cannot be faster with its memory limit and the shortest ways between its actions, "
+    "found by the exact solver"
+)
+
 
 class Solved(NamedTuple):
     """The best order known, the proven lower bound in ticks, and whether they meet."""
@@ -208,13 +213,7 @@ def relaxed(
         seconds -= time.monotonic() - began
         if low > best[0]:
             name = problem.placement.queues[queue]
-            best = (
-                low,
-                (
-                    f"rank {name} alone cannot be faster with its memory limit and the shortest ways "
-                    f"between its actions, found by the exact solver"
-                ),
-            )
+            best = low, f"rank {name} {_ALONE}"
         if best[0] >= top - 1e-6:
             break
     return min(best[0], top), best[1]
