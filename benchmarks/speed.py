@@ -72,14 +72,14 @@ def one(name: str, p: int, m: int, lowered: bool) -> dict:
             seconds["check"], report = clocked(check, s)
             assert report.ok
             seconds["simulate"], t = clocked(simulate, s)
-            seconds["metrics"], _ = clocked(metrics, t)
+            seconds["metrics"] = clocked(metrics, t)[0]
             peak = peak or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
             if lowered and i < 8:
-                seconds["trace"], _ = clocked(write_trace, t, Path(folder) / "x.pftrace")
-                seconds["lower"], _ = clocked(insert_communication, s)
+                seconds["trace"] = clocked(write_trace, t, Path(folder) / "x.pftrace")[0]
+                seconds["lower"] = clocked(insert_communication, s)[0]
             del t
             fresh = s.renamed(name)
-            seconds["simulate alone"], _ = clocked(simulate, fresh)
+            seconds["simulate alone"] = clocked(simulate, fresh)[0]
             del fresh
             first = first or dict(seconds)
             best = {k: min(x, seconds.get(k, x)) for k, x in best.items()}
