@@ -189,7 +189,7 @@ def test_the_exact_solver_proves_what_the_search_found():
     found = plan(asked("v", p=3, m=6, costs=SKEW, in_flight=2.5, split=True, solver=True,
                        rounds=2))  # fmt: skip
     assert found.value == 422 and found.proven
-    assert found.bound.argument == "proven by the exact solver"
+    assert found.bound.argument.endswith("by the exact solver")  # of all, or of one rank alone
 
 
 def test_search_improves_on_its_starts():
