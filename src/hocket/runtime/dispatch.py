@@ -44,7 +44,7 @@ class WatchedWire(Wire):
         super().__init__(*args)
         self.changed = threading.Condition()
         self._tickets: queue.SimpleQueue[Ticket | None] = queue.SimpleQueue()
-        self._threads = 0
+        self._threads: list[threading.Thread] = []
         self._open = 0
 
     def recv(self, tensors: list[Any], peer: int, tag: int) -> Ticket:
@@ -52,9 +52,9 @@ class WatchedWire(Wire):
         ticket = Ticket(self.group.recv(tensors, peer, tag))
         with self.changed:
             self._open += 1
-            if self._open > self._threads:
-                self._threads += 1
-                threading.Thread(target=self._watch, daemon=True).start()
+            if self._open > len(self._threads):
+                self._threads.append(threading.Thread(target=self._watch, daemon=True))
+                self._threads[-1].start()
         self._tickets.put(ticket)
         return ticket
 
@@ -80,9 +80,12 @@ class WatchedWire(Wire):
             raise work.error
 
     def close(self) -> None:
-        """Ends the threads."""
-        for _ in range(self._threads):
+        """Ends the threads; one that waits for a message that does not come is left."""
+        for _ in self._threads:
             self._tickets.put(None)
+        for thread in self._threads:
+            thread.join(timeout=0.1)
+        super().close()
 
 
 class Unit(NamedTuple):

@@ -139,13 +139,14 @@ class Watch:
     ) -> None:
         self.board, self.rank, self.period, self.break_up = board, rank, period, break_up
         self.where: Callable[[], tuple[Any, Place] | None] = lambda: None
-        self.stop = threading.Event()
-        weakref.finalize(owner, self.stop.set)
-        threading.Thread(target=self._loop, name="hocket-watch", daemon=True).start()
+        self._stop = threading.Event()
+        thread = threading.Thread(target=self._loop, name="hocket-watch", daemon=True)
+        thread.start()
+        self.end = weakref.finalize(owner, _ended, self._stop, thread)
 
     def _loop(self) -> None:
         before, since = None, 0.0
-        while not self.stop.wait(self.period):
+        while not self._stop.wait(self.period):
             now = self.where()
             if now is None or now[0] != before:
                 before, since = (None if now is None else now[0]), time.time()
@@ -158,6 +159,13 @@ class Watch:
             if self.board.failed() is not None:
                 self.break_up()
                 return
+
+
+def _ended(stop: threading.Event, thread: threading.Thread) -> None:
+    """Ends a thread and waits for that: Python's exit may abort in one that still runs."""
+    stop.set()
+    if thread is not threading.current_thread():
+        thread.join(timeout=0.5)
 
 
 def failure(

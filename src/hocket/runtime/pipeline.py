@@ -442,7 +442,7 @@ class Pipeline:
 
     def close(self) -> None:
         """Ends the threads of this pipeline and takes the split backward off its modules."""
-        self._watch.stop.set()
+        self._watch.end()
         if self.wire is not None:
             self.wire.close()
         for stage in self._stages.values():

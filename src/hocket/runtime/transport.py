@@ -13,6 +13,7 @@ which of them are absent.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from functools import cached_property
@@ -25,6 +26,7 @@ from torch import Tensor
 from hocket.errors import RunError
 from hocket.runtime.values import LINE, Layout, Spec, flatten, rebuild
 
+SETTLED = 0.05  # seconds after a collective's end in which gloo's thread surely forgets it
 AGREED, CHANGED = 0xA5, 0x5A  # first byte of a header
 _MAX_TAG = 2**31
 
@@ -66,7 +68,12 @@ class Wire:
         self.wait(self.group.recv(tensors, peer, tag))
 
     def close(self) -> None:
-        """Ends what the wire started."""
+        """Ends what the wire started, at Python's exit at the latest.
+
+        gloo's thread needs Python to let go of the tensors of a collective, and does so after
+        the wait for it is over. Where Python has ended meanwhile, the process aborts.
+        """
+        time.sleep(SETTLED)
 
     def empty(self, nbytes: int) -> Tensor:
         """A buffer that the group can send."""
