@@ -196,6 +196,9 @@ def test_lists_and_numpy_integers_make_the_same_placement_as_tuples():
         ((ONE.paths, (0, 0), None), "slices is None; it must be a whole number"),
         ((ONE.paths, (0,), 0), "1 microbatches do not make whole sequences of 0 slices"),
         ((ONE.paths, (0, 1)), "microbatch 1 is on path 1, but the paths are 0 to 0"),
+        ((((Queue(0),), (Queue(0),)), (0, 0, 0, 1), 2),
+         "the slices of sequence 1 are on several paths; a stage hands keys and values to itself "
+         "only, so give them one path"),
         ((ONE.paths, ()), "a schedule needs at least one microbatch"),
         ((((),), (0,)), "a placement needs at least one path with at least one stage"),
         ((((Queue(0), Queue(999_999)),), (0,)),

@@ -217,6 +217,12 @@ class Placement:
                 f"microbatch {mb} is on path {shown(self.path_of[mb])}, but the paths are 0 to "
                 f"{n - 1}"
             )
+        for first in range(0, m, self.slices) if self.slices > 1 < n else ():
+            if len(set(self.path_of[first : first + self.slices])) > 1:
+                raise ScheduleError(
+                    f"the slices of sequence {first // self.slices} are on several paths; a stage "
+                    "hands keys and values to itself only, so give them one path"
+                )
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Placement, (self.paths, self.path_of, self.slices)

@@ -311,18 +311,6 @@ def test_a_stage_that_carries_something_wrong_on_is_told_at_its_first_forward(mo
     assert str(caught.value) == f"rank 0 failed in 0F0: {text}"
 
 
-def test_slices_of_one_sequence_on_two_paths_are_refused() -> None:
-    schedule = loads("""# hocket 1
-name crossed
-slices 2
-path 0: 0 | 0
-path 1: 0 | 1
-0: 0F0 0F1 0B1 0B0
-""")
-    with pytest.raises(RunError, match=r"^the slices of sequence 0 are on several paths; a stage"):
-        Pipeline(schedule, {0: Looking(0)}, mean_square)
-
-
 X, FLAT = torch.zeros(4, 6, 3), torch.zeros(4)
 
 

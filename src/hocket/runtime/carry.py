@@ -103,7 +103,7 @@ def check_carries(schedule: Schedule, modules: Mapping[int, nn.Module]) -> None:
     """Checks that modules and slices fit together.
 
     Raises: RunError for a module that cannot be called as it says, or, where there are slices,
-    that does not say what it hands from one to the next; for a sequence on several paths.
+    that does not say what it hands from one to the next.
     """
     for module in modules.values():
         name = type(module).__name__  # and no stage: all ranks are to say the same
@@ -115,13 +115,6 @@ def check_carries(schedule: Schedule, modules: Mapping[int, nn.Module]) -> None:
                 f"{name} does not say what it hands from slice to slice; give it carries = True, "
                 "take `carried` and return (output, carried), or carries = False if no position "
                 "looks at another"
-            )
-    slices, path_of = schedule.placement.slices, schedule.placement.path_of
-    for first in range(0, len(path_of), slices):
-        if len(set(path_of[first : first + slices])) > 1:
-            raise RunError(
-                f"the slices of sequence {first // slices} are on several paths; a stage hands "
-                "keys and values on within one path only"
             )
 
 
