@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hocket.ir import Kind, Schedule, alternate, cut, encode, join, lay, looped
+import numpy as np
+
+from hocket.ir import Kind, Schedule, encode, lay, looped
 from hocket.schedules.interleaved import chunk_major
+from hocket.schedules.one_f_one_b import in_turn
 from hocket.schedules.registry import Formula, register
 
 
@@ -45,12 +48,9 @@ def seq1f1b_interleaved(p: int, m: int, *, v: int = 2, slices: int = 2) -> Sched
     """
     turns, units = chunk_major([p] * (m * slices // p), v)
     back = units // slices * slices + slices - 1 - units % slices
-    n, lines = len(units), []
-    for r in range(p):
-        w = min(2 * (p - 1 - r) + (v - 1) * p + slices - 1, n)
-        forwards = lay(encode(int(Kind.F), turns * p + r, units))
-        backwards = lay(encode(int(Kind.B), (v - 1 - turns) * p + r, back))
-        steady = alternate(cut(forwards, w), cut(backwards, 0, n - w))
-        lines.append(join(cut(forwards, 0, w), steady, cut(backwards, n - w)))
+    r = np.arange(p)
+    forwards = lay(encode(int(Kind.F), turns * p, units), r)
+    backwards = lay(encode(int(Kind.B), (v - 1 - turns) * p, back), r)
+    line = in_turn(forwards, backwards, warm_up=2 * (p - 1 - r) + (v - 1) * p + slices - 1)
     placement = replace(looped(p, m * slices, v), slices=slices)
-    return Schedule.from_lines("seq1f1b-interleaved", placement, lines)
+    return Schedule.from_lines("seq1f1b-interleaved", placement, line)
