@@ -110,9 +110,9 @@ def v_auto(p: int, m: int, *, limit: int | None = None) -> Schedule:
     # hocket 1
     name v-auto
     path 0: 0 1 2 2 1 0
-    0: 0F0 0F1 0F2 5F0 5I0 5W0 5F1 5I1 5W1 5F2 5I2 0I0 0I1 0W0 5W2 0W1 0I2 0W2
-    1: 1F0 1F1 1F2 4F0 4F1 4I0 4W0 4I1 4F2 1I0 4W1 1I1 4I2 1W0 1W1 1I2 4W2 1W2
-    2: 2F0 3F0 2F1 3F1 2F2 3I0 3W0 3F2 2I0 3I1 2I1 2W0 3W1 3I2 2I2 2W1 3W2 2W2
+    0: 0F0 0F1 0F2 5F0 5I0 5W0 5F1 5I1 5W1 0I0 0W0 5F2 5I2 0I1 5W2 0W1 0I2 0W2
+    1: 1F0 1F1 1F2 4F0 4F1 4I0 4W0 1I0 4I1 4F2 1W0 1I1 4I2 4W1 1W1 1I2 4W2 1W2
+    2: 2F0 3F0 2F1 3F1 2F2 3I0 2I0 3W0 3F2 3I1 2I1 2W0 3W1 3I2 2I2 2W1 3W2 2W2
     """
     return v_schedule(p, m, limit=2 * p if limit is None else limit, effort=_QUICK)
 
