@@ -196,23 +196,25 @@ class Readings:
         time: Typical = "mean",
         gap: Typical = "mean",
         *,
-        shares: Mapping[int, float] | None = None,
+        parts: Mapping[int, tuple[float, float]] | None = None,
         sizes: Bytes | None = None,
     ) -> Costs:
         """Costs that predict such a timeline: typical actions, typical gaps as receive lane.
 
         time, gap: what is typical of actions, and of what lies between them ("low", the lower
         quartile, where long ones are those of a busy machine). A kind that the order does not
-        have comes from those it has: `shares` are those of I in B by stage (else a half). With
-        slices the times are those of the mean slice, and each slice has one factor for all.
+        have comes from those it has: `parts` tells by stage how long I and W take where a whole
+        backward takes 1 (else half each). With slices the times are those of the mean slice, and
+        each slice has one factor for all.
         """
-        known = shares or {}
+        known = parts or {}
         f, i, w, b = (self._by_stage(x, time) for x in (Kind.F, Kind.I, Kind.W, Kind.B))
         for s in range(self.n_stages):
-            whole = b[s] if b[s] is not None else (i[s] or 0.0) + (w[s] or 0.0)
-            i[s] = i[s] if i[s] is not None else whole * known.get(s, 0.5)
-            w[s] = w[s] if w[s] is not None else max(0.0, whole - i[s])
-            b[s] = whole
+            of_i, of_w = known.get(s, (0.5, 0.5))
+            if b[s] is None:
+                b[s] = ((i[s] or 0.0) + (w[s] or 0.0)) / (of_i + of_w)
+            i[s] = b[s] * of_i if i[s] is None else i[s]
+            w[s] = b[s] * of_w if w[s] is None else w[s]
         lane = getattr(self.between, gap)
         latency = max(0.0, getattr(self.latency, gap) - lane)
         return Costs(

@@ -57,8 +57,8 @@ def test_slices_of_growing_cost_come_back_as_factors_of_the_mean_slice():
 
 def test_a_kind_the_schedule_lacks_comes_from_those_it_has():
     timeline = seen(hocket.build("1f1b", p=2, m=4), Costs(F=1.0, B=4.0, unit="ms"))
-    costs = readings([timeline]).costs("median", shares={0: 0.75})
-    assert (costs.I, costs.W) == ((3.0, 2.0), (1.0, 2.0))
+    costs = readings([timeline]).costs("median", parts={0: (0.75, 0.5)})
+    assert (costs.I, costs.W) == ((3.0, 2.0), (2.0, 2.0))  # split, stage 0 takes 5 and not 4
 
 
 def test_parts_of_every_rank_add_up_and_the_cause_is_named():

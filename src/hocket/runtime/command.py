@@ -203,7 +203,11 @@ def measure(tell: Tell, settings: Settings) -> dict[str, Any] | None:
     shown = _told_by_first(tell, trainer.rank)
     calls = trainer.calls_seen()
     run = trainer.run(shown, kept=settings.steps)
-    found = {s: probe(module, calls[s]) for s, module in trainer.modules.items()}
+    found = {}
+    for turn in range(settings.nproc):  # one at a time, so that none disturbs another
+        if turn == distributed.get_rank():
+            found = {s: probe(module, calls[s]) for s, module in trainer.modules.items()}
+        distributed.barrier()
     gathered: list[Any] = [None] * settings.nproc
     distributed.all_gather_object(gathered, found)
     if trainer.rank != 0:
@@ -211,8 +215,8 @@ def measure(tell: Tell, settings: Settings) -> dict[str, Any] | None:
     probes = {s: p for part in gathered for s, p in part.items()}
     seen = readings(run.timelines, "ms")
     sizes = bytes_of(probes, seen.n_stages)
-    shares = {s: p.share for s, p in probes.items()}
-    costs = seen.costs("median", "low", shares=shares, sizes=sizes)
+    parts = {s: p.parts for s, p in probes.items()}
+    costs = seen.costs("median", "low", parts=parts, sizes=sizes)
     text = _spread_text(seen)
     note = [
         f"measured by hocket profile: {settings.schedule.name}, p={settings.schedule.p}, "

@@ -8,7 +8,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from statistics import fmean, median
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hocket.costs import Bytes, Costs
@@ -33,18 +33,18 @@ def own_costs(timelines: Sequence[Timeline], one: Timeline) -> Costs:
 
 # --- the stages themselves -------------------------------------------------------------------
 
-
+REPEATS = 5  # of each call of a stage
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments and keyword arguments of a forward
 
 
 class Probe(NamedTuple):
-    """One stage by itself: bytes, and the share of I in a backward."""
+    """One stage by itself: bytes, and how long I and W take where a whole backward takes 1."""
 
     static: int
     activation: int
     held: int
     message: int
-    share: float
+    parts: tuple[float, float]
 
 
 def probe(module: nn.Module, calls: Sequence[Call]) -> Probe:
@@ -53,6 +53,7 @@ def probe(module: nn.Module, calls: Sequence[Call]) -> Probe:
     static: weights, their gradients and two moments of Adam. activation: what a forward keeps.
     held: what of it, and of the output gradients, waits for W.
     """
+    import numpy as np
     import torch
 
     from hocket.runtime import split
@@ -74,28 +75,39 @@ def probe(module: nn.Module, calls: Sequence[Call]) -> Probe:
             kept[storage.data_ptr()] = storage.nbytes()
         return t
 
-    shares, sizes = [], []
+    def forward(call: Call) -> tuple[int, list[Any], list[Any]]:
+        """Bytes of the message, the outputs to go back from, and their gradients."""
+        args, kwargs = map_tensors(call, fresh)
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+            out = module(*args, **kwargs)
+        roots = [t for t in tensors_of(out) if t.requires_grad]
+        message = sum(t.nbytes for t in tensors_of(out[0] if carries(module) else out))
+        return message, roots, [torch.ones_like(t) for t in roots]
+
+    times, sizes = [], []
     with split.prepare(module) as plan:
-        for call in (one for one in calls for _ in range(5)):
-            args, kwargs = map_tensors(call, fresh)
-            with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-                kept.clear()
-                out = module(*args, **kwargs)
-            message = sum(t.nbytes for t in tensors_of(out[0] if carries(module) else out))
-            roots = [t for t in tensors_of(out) if t.requires_grad]
+        for call in (one for one in calls for _ in range(REPEATS)):
+            _, roots, ones = forward(call)
+            clocks = [_now()]
+            torch.autograd.backward(roots, ones)
+            whole = _now() - clocks[0]
+            kept.clear()
+            message, roots, ones = forward(call)
             clocks = [_now()]
             with plan.input_backward() as pending:
-                torch.autograd.backward(roots, [torch.ones_like(t) for t in roots])
+                torch.autograd.backward(roots, ones)
             clocks.append(_now())
             sizes.append((sum(kept.values()), pending.nbytes, message))
             pending.run()
             clocks.append(_now())
-            shares.append((clocks[1] - clocks[0]) / (clocks[2] - clocks[0]))
+            times.append((whole, *np.diff(clocks)))
+    quickest = np.array(times).reshape(len(calls), REPEATS, 3).min(axis=1)  # least disturbed
+    b, i, w = quickest.sum(axis=0).tolist()
     activation, held, message = (round(fmean(column)) for column in zip(*sizes, strict=True))
     return Probe(
         4 * sum(p.nbytes for p in parameters if p.requires_grad)
         + sum(p.nbytes for p in parameters if not p.requires_grad),
-        activation, held, message, median(shares),
+        activation, held, message, (i / b, w / b),
     )  # fmt: skip
 
 
