@@ -141,6 +141,8 @@ def make_stage(kind: str, clock: list[float]) -> Any:
         """Naps in F and twice in B; for orders that do not split the backward."""
 
         def forward(self, x: Any) -> Any:
+            if not x.requires_grad:  # the first stage, else it would nap once only in B
+                x = x.detach().requires_grad_()
             return NapIn.apply(x) + NapWeight.apply(self.w)
 
     class Split(nn.Module):

@@ -223,6 +223,11 @@ def measure(tell: Tell, settings: Settings) -> dict[str, Any] | None:
         f"m={settings.sequences}, {settings.model}, batch {settings.batch}",
         f"medians of {len(run.timelines)} steps; lane.recv is the time between two actions",
     ]
+    if settings.device == "cpu" and cores() < settings.nproc:
+        note.append(
+            f"{settings.nproc} ranks shared {cores()} cores: times are longer than with one each, "
+            "and a plan counts on one each"
+        )
     return {"toml": costs_toml(costs, note), "text": text, "losses": run.losses}
 
 
