@@ -262,8 +262,7 @@ def readings(timelines: Sequence[Timeline], unit: str | None = None) -> Readings
     unit: of the result (left out: theirs).
     """
     actions: dict[tuple[Kind, int, int], list[float]] = {}
-    between: list[float] = []
-    latency: list[float] = []
+    gaps = _Gaps([], [], [])
     first = timelines[0]
     slices = first.schedule.placement.slices
     factor = 1.0 if unit is None else SECONDS.get(first.unit, SECONDS[unit]) / SECONDS[unit]
@@ -277,18 +276,30 @@ def readings(timelines: Sequence[Timeline], unit: str | None = None) -> Readings
             for stage, part in np.unique(np.stack([stages, parts])[:, own], axis=1).T.tolist():
                 chosen = own & (stages == stage) & (parts == part)
                 actions.setdefault((kind, stage, part), []).extend((end - start)[chosen].tolist())
-        _add_gaps(timeline.schedule, start, end, between, latency)
+        _add_gaps(timeline.schedule, start, end, gaps)
+    latency = spread_of(gaps.latency)
+    between = gaps.between + [gap for slack, gap in gaps.unsure if slack >= latency.high]
     return Readings(
         {key: spread_of(times) for key, times in actions.items()},
-        spread_of(between), spread_of(latency), first.schedule.placement.n_stages, slices,
+        spread_of(between), latency, first.schedule.placement.n_stages, slices,
         unit or first.unit,
     )  # fmt: skip
 
 
-def _add_gaps(
-    s: Schedule, start: Array, end: Array, between: list[float], latency: list[float]
-) -> None:
-    """Sorts what lies before each action of work: what passes between two, or a message's way."""
+class _Gaps(NamedTuple):
+    """What lies before actions of work: what passes between two of a rank, or a message's way.
+
+    unsure: where a message is seen to be there only when it is waited for, how long it was under
+    way before its rank was free, and the gap then.
+    """
+
+    between: list[float]
+    latency: list[float]
+    unsure: list[tuple[float, float]]
+
+
+def _add_gaps(s: Schedule, start: Array, end: Array, gaps: _Gaps) -> None:
+    """Sorts the gaps before the actions of a timeline; where there is none, nothing is told."""
     at = {code: i for i, code in enumerate(s.codes.tolist())}
     queue = s.queue_of_slot[s.slot_of_action]
     compute = np.flatnonzero(kinds_of(s.codes) < Kind.SEND_F)
@@ -296,14 +307,16 @@ def _add_gaps(
         own = compute[queue[compute] == q]
         own = own[np.lexsort((own, start[own]))].tolist()
         for before, a in pairwise(own):
-            if s.slot_of_action[before] == s.slot_of_action[a]:
+            free, gap = end[before], float(start[a] - end[before])
+            if gap <= 0 or s.slot_of_action[before] == s.slot_of_action[a]:
                 continue
-            free = end[before]
             source, arrived = _arrival(s, at, queue, int(a), end)
             if arrived <= free:
-                between.append(float(start[a] - free))
+                gaps.between.append(gap)
             elif source >= free:
-                latency.append(float(start[a] - source))
+                gaps.latency.append(float(start[a] - source))
+            else:
+                gaps.unsure.append((float(free - source), gap))
 
 
 def _arrival(

@@ -11,7 +11,10 @@ import pytest
 
 import hocket
 from hocket import Costs
+from hocket.deps import CONSUMERS
 from hocket.errors import UsageError
+from hocket.ir import action_of, encode
+from hocket.lower import insert_communication
 from hocket.measured import readings
 from hocket.runtime.launch import launch
 from hocket.runtime.report import comparison, comparison_text, flat, one_by_one
@@ -59,6 +62,20 @@ def test_a_kind_the_schedule_lacks_comes_from_those_it_has():
     timeline = seen(hocket.build("1f1b", p=2, m=4), Costs(F=1.0, B=4.0, unit="ms"))
     costs = readings([timeline]).costs("median", parts={0: (0.75, 0.5)})
     assert (costs.I, costs.W) == ((3.0, 2.0), (2.0, 2.0))  # split, stage 0 takes 5 and not 4
+
+
+def test_time_for_messages_that_were_there_is_found_though_they_are_seen_when_waited_for():
+    """As our ranks record it: a RECV ends where its consumer begins."""
+    costs = Costs(F=10.0, I=10.0, W=10.0, lane=(1.0, 0.5), unit="ms")
+    timeline = hocket.simulate(insert_communication(hocket.build("zb-h1", p=2, m=8)), costs)
+    codes, end = timeline.schedule.codes, timeline.end.copy()
+    start = dict(zip(codes.tolist(), timeline.start.tolist(), strict=True))
+    for i, a in enumerate(map(action_of, codes.tolist())):
+        for kind in CONSUMERS.get(a.kind, ()):
+            end[i] = start.get(encode(int(kind), a.stage, a.mb), end[i])
+    found = readings([replace(timeline, end=end)])
+    assert found.between.count >= 8
+    assert found.between.low == 0.5  # a send; the long ones wait for messages of other actions
 
 
 def test_parts_of_every_rank_add_up_and_the_cause_is_named():
