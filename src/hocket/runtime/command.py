@@ -204,8 +204,8 @@ def measure(tell: Tell, settings: Settings) -> dict[str, Any] | None:
     calls = trainer.calls_seen()
     run = trainer.run(shown, kept=settings.steps)
     found = {}
-    for turn in range(settings.nproc):  # one at a time, so that none disturbs another
-        if turn == distributed.get_rank():
+    for turn in range(settings.schedule.p):  # none disturbs another; replicas may meet in a stage
+        if turn == trainer.rank % settings.schedule.p:
             found = {s: probe(module, calls[s]) for s, module in trainer.modules.items()}
         distributed.barrier()
     gathered: list[Any] = [None] * settings.nproc
