@@ -256,10 +256,14 @@ class Readings:
         ]
 
 
-def readings(timelines: Sequence[Timeline], unit: str | None = None) -> Readings:
+def readings(
+    timelines: Sequence[Timeline], unit: str | None = None, *, waited: bool = False
+) -> Readings:
     """The times of all actions of these timelines of one schedule, put together.
 
-    unit: of the result (left out: theirs).
+    unit: of the result (left out: theirs). waited: a RECV ends where its consumer begins, as our
+    own ranks record it, and not where the message came. What passes between two actions is then
+    what does after a message that was surely there; where nothing does, nothing is told.
     """
     actions: dict[tuple[Kind, int, int], list[float]] = {}
     gaps = _Gaps([], [], [])
@@ -278,7 +282,10 @@ def readings(timelines: Sequence[Timeline], unit: str | None = None) -> Readings
                 actions.setdefault((kind, stage, part), []).extend((end - start)[chosen].tolist())
         _add_gaps(timeline.schedule, start, end, gaps)
     latency = spread_of(gaps.latency)
-    between = gaps.between + [gap for slack, gap in gaps.unsure if slack >= latency.high]
+    between = gaps.between
+    if waited:
+        between = [gap for gap in between if gap > 0]
+        between += [gap for slack, gap in gaps.unsure if slack >= latency.high]
     return Readings(
         {key: spread_of(times) for key, times in actions.items()},
         spread_of(between), latency, first.schedule.placement.n_stages, slices,
@@ -299,7 +306,7 @@ class _Gaps(NamedTuple):
 
 
 def _add_gaps(s: Schedule, start: Array, end: Array, gaps: _Gaps) -> None:
-    """Sorts the gaps before the actions of a timeline; where there is none, nothing is told."""
+    """Sorts the gaps before the actions of a timeline."""
     at = {code: i for i, code in enumerate(s.codes.tolist())}
     queue = s.queue_of_slot[s.slot_of_action]
     compute = np.flatnonzero(kinds_of(s.codes) < Kind.SEND_F)
@@ -308,7 +315,7 @@ def _add_gaps(s: Schedule, start: Array, end: Array, gaps: _Gaps) -> None:
         own = own[np.lexsort((own, start[own]))].tolist()
         for before, a in pairwise(own):
             free, gap = end[before], float(start[a] - end[before])
-            if gap <= 0 or s.slot_of_action[before] == s.slot_of_action[a]:
+            if s.slot_of_action[before] == s.slot_of_action[a]:
                 continue
             source, arrived = _arrival(s, at, queue, int(a), end)
             if arrived <= free:

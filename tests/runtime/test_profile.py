@@ -73,7 +73,7 @@ def test_time_for_messages_that_were_there_is_found_though_they_are_seen_when_wa
     for i, a in enumerate(map(action_of, codes.tolist())):
         for kind in CONSUMERS.get(a.kind, ()):
             end[i] = start.get(encode(int(kind), a.stage, a.mb), end[i])
-    found = readings([replace(timeline, end=end)])
+    found = readings([replace(timeline, end=end)], waited=True)
     assert found.between.count >= 8
     assert found.between.low == 0.5  # a send; the long ones wait for messages of other actions
 
@@ -165,7 +165,7 @@ def names_that_fit():
 
 def off_by(name, timelines):
     """How far the least disturbed step is from the prediction."""
-    found = readings(timelines, "ms")
+    found = readings(timelines, "ms", waited=True)
     between, latency = found.between.low, found.latency.low
     costs = Costs(
         F=NAP, I=NAP, W=NAP, unit="ms", latency=max(0.0, latency - between), lane=(between, 0.0)

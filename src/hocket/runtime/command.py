@@ -213,7 +213,7 @@ def measure(tell: Tell, settings: Settings) -> dict[str, Any] | None:
     if trainer.rank != 0:
         return None
     probes = {s: p for part in gathered for s, p in part.items()}
-    seen = readings(run.timelines, "ms")
+    seen = readings(run.timelines, "ms", waited=True)
     sizes = bytes_of(probes, seen.n_stages)
     parts = {s: p.parts for s, p in probes.items()}
     costs = seen.costs("median", "low", parts=parts, sizes=sizes)

@@ -28,7 +28,8 @@ def typical(timelines: Sequence[Timeline]) -> Timeline:
 def own_costs(timelines: Sequence[Timeline], one: Timeline) -> Costs:
     """Costs in ms that predict one of the timelines: its own mean actions, gaps of all of them."""
     actions = readings([one], "ms").actions
-    return replace(readings(timelines, "ms"), actions=actions).costs("mean", "low")
+    seen = readings(timelines, "ms", waited=True)
+    return replace(seen, actions=actions).costs("mean", "low")
 
 
 # --- the stages themselves -------------------------------------------------------------------
