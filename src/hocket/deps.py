@@ -6,7 +6,8 @@ the rule by itself. Imports ir, nothing else of hocket.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from hocket.ir import Kind
 
@@ -79,6 +80,14 @@ class Effect(NamedTuple):
 
     takes: dict[str, int]
     frees: dict[str, int]
+
+    def of(self, sizes: Mapping[str, Any]) -> tuple[float, float]:
+        """What it takes and what it gives back, of quantities with these sizes alone."""
+        took, freed = (
+            float(sum(factor * sizes[name] for name, factor in changes.items() if name in sizes))
+            for changes in self
+        )
+        return took, freed
 
 
 EFFECTS: dict[Kind, Effect] = {

@@ -189,12 +189,8 @@ def _in_flight(schedule: Schedule, held: float) -> tuple[Array, Array]:
     effects = EVALUATION if schedule.is_forward_only else EFFECTS
     table = np.zeros((2, len(Kind)))
     for kind, effect in effects.items():
-        table[0, kind] = effect.takes.get("in_flight", 0)
-        table[1, kind] = effect.frees.get("in_flight", 0)
-    kinds = kinds_of(schedule.codes)
-    if Kind.W in kinds:
-        table[1, Kind.I], table[1, Kind.W] = 1 - held, held
-    by_action = table[:, kinds]
+        table[:, kind] = effect.of({"activation": 1, "held": held})
+    by_action = table[:, kinds_of(schedule.codes)]
     out = np.zeros((2, schedule.n_slots))
     for row, values in zip(out, by_action, strict=True):
         np.add.at(row, schedule.slot_of_action, values)

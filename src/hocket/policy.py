@@ -181,14 +181,12 @@ class Trials:
         self.duration = self._padded(before + table.work() + after)
         self.far = np.inf if self.duration.dtype == np.float64 else np.int64(2**62)
         kinds = kinds_of(work.codes)
-        changes = {k: EFFECTS[Kind(k)] for k in np.unique(kinds).tolist()}
-        takes = [changes[k].takes.get("in_flight", 0) for k in kinds.tolist()]
-        frees = [changes[k].frees.get("in_flight", 0) for k in kinds.tolist()]
-        self.takes = self._padded(np.array(takes)) > 0
-        change = np.array(takes) - np.array(frees, dtype=np.float64)
-        if Kind.W in kinds:
-            change[kinds == Kind.I], change[kinds == Kind.W] = held - 1, -held
-        self.change = self._padded(change)
+        changes = np.zeros((2, len(Kind)))
+        for kind, effect in EFFECTS.items():
+            changes[:, kind] = effect.of({"activation": 1, "held": held})
+        takes, frees = changes[:, kinds]
+        self.takes = self._padded(takes) > 0
+        self.change = self._padded(takes - frees)
         self._needs(table, kinds)
 
     def _padded(self, values: Array) -> Array:

@@ -8,9 +8,9 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hocket import files
 from hocket.costs import Costs, Number, costs_toml, load_costs
 from hocket.errors import UsageError
 from hocket.ir import Schedule
@@ -160,9 +160,6 @@ def _write(args: argparse.Namespace, found: Plan, best: Schedule) -> list[str]:
         args.stage_costs: lambda: costs_toml(costs, [f"of the stages of {best.name}, by plan"]),
     }
     for path, text in texts.items():
-        try:
-            if path:
-                Path(path).write_text(text(), encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
+        if path:
+            files.write(path, text())
     return [path for path in texts if path]

@@ -157,16 +157,6 @@ class Problem:
         return out
 
 
-def effects(kind: Kind, sizes: dict[str, Sequence[Number]], stage: int) -> tuple[float, float]:
-    """What an action of this kind and stage takes and frees, of quantities with these sizes."""
-    effect = EFFECTS[kind]
-
-    def total(changes: dict[str, int]) -> float:
-        return float(sum(f * sizes[name][stage] for name, f in changes.items() if name in sizes))
-
-    return total(effect.takes), total(effect.frees)
-
-
 def sizes_of(b: Bytes, n_stages: int) -> dict[str, Sequence[Number]]:
     """The bytes of each quantity of `deps.EFFECTS`, by stage."""
     held = b.activation if b.held is None else b.held
@@ -241,7 +231,10 @@ def _memory(
     limit = in_flight
     if room is not None:
         sizes, limit = sizes_of(costs.bytes, n), room
-    pairs = [effects(Kind(k), sizes, s) for k, s in zip(kind.tolist(), stage.tolist(), strict=True)]
+    pairs = [
+        EFFECTS[Kind(k)].of({name: by_stage[s] for name, by_stage in sizes.items()})
+        for k, s in zip(kind.tolist(), stage.tolist(), strict=True)
+    ]
     take, free = (np.array(column, dtype=float) for column in zip(*pairs, strict=True))
     cap = np.full(len(one.queues), np.inf)
     if limit is not None:

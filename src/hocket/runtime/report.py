@@ -1,6 +1,6 @@
 """Predicted next to measured: per rank where the difference comes from, as data and as text.
 
-Imports graph, lower, measured, timeline and render; no torch.
+Imports lower, measured, timeline and render; no torch.
 """
 
 from __future__ import annotations
@@ -11,10 +11,9 @@ from typing import Any
 
 import numpy as np
 
-from hocket.graph import graph
-from hocket.ir import Kind, Queue, Schedule, kinds_of
+from hocket.ir import Queue, Schedule
 from hocket.lower.slots import forwards_first
-from hocket.measured import SECONDS
+from hocket.measured import SECONDS, timeline_of
 from hocket.render.compare import table
 from hocket.timeline import Timeline
 
@@ -34,11 +33,7 @@ def one_by_one(schedule: Schedule) -> Schedule:
 def flat(measured: Timeline) -> Timeline:
     """The measured timeline with every action a slot of its own."""
     schedule = one_by_one(measured.schedule)
-    g = graph(schedule)
-    message = g.crosses & (kinds_of(schedule.codes)[g.source] >= Kind.SEND_F)
-    delays = np.zeros(len(g.source))
-    delays[message] = measured.end[g.target[message]] - measured.end[g.source[message]]
-    return replace(measured, schedule=schedule, linked=(g, delays), around=None)
+    return timeline_of(schedule, measured.start, measured.end, unit=measured.unit)
 
 
 def comparison(predicted: Timeline, measured: Timeline) -> dict[str, Any]:

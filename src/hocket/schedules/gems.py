@@ -38,10 +38,8 @@ def gems(p: int, m: int) -> Schedule:
     2: 2F0 2B0 1F1 1B1 2F2 2B2 1F3 1B3
     3: 3F0 3B0 0F1 0B1 3F2 3B2 0F3 0B3
     """
-    mbs = np.arange(m)
-    lines = []
-    for r in range(p):
-        stages = np.where(mbs % 2, p - 1 - r, r)
-        turns = [encode(int(kind), stages, mbs) for kind in (Kind.F, Kind.B)]
-        lines.append(lay(np.stack(turns, axis=1).ravel()))
-    return Schedule.from_lines("gems", mirrored(p, (mbs % 2).tolist()), lines)
+    r, mbs = np.arange(p)[:, None], np.arange(m)
+    stages = np.where(mbs % 2, p - 1 - r, r)
+    turns = [encode(int(kind), stages, mbs) for kind in (Kind.F, Kind.B)]
+    line = lay(np.stack(turns, axis=2).reshape(p, -1))
+    return Schedule.from_lines("gems", mirrored(p, (mbs % 2).tolist()), line)

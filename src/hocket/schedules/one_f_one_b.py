@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hocket.ir import Kind, Pattern, Schedule, alternate, cut, fuse, join, linear, run
+from hocket.ir import Array, Kind, Pattern, Schedule, alternate, cut, fuse, join, linear, run
 from hocket.schedules.registry import Formula, register
 
 
@@ -136,11 +136,15 @@ def seq1f1b(p: int, m: int, *, slices: int = 2) -> Schedule:
     3: 3F0 3F1 3B1 3F2 3B0 3F3 3B3 3B2
     """
     r, units = np.arange(p), np.arange(m * slices)
-    reversed_units = units // slices * slices + slices - 1 - units % slices
-    forwards, backwards = run(Kind.F, r, units), run(Kind.B, r, reversed_units)
+    forwards, backwards = run(Kind.F, r, units), run(Kind.B, r, last_first(units, slices))
     line = in_turn(forwards, backwards, warm_up=p - r - 2 + slices)
     placement = replace(linear(p, m * slices), slices=slices)
     return Schedule.from_lines("seq1f1b", placement, line)
+
+
+def last_first(units: Array, slices: int) -> Array:
+    """Slices with those of each sequence in reverse: 0 1 2 3 in pairs becomes 1 0 3 2."""
+    return units // slices * slices + slices - 1 - units % slices
 
 
 def in_turn(

@@ -8,7 +8,7 @@ import numpy as np
 
 from hocket.ir import Kind, Schedule, encode, lay, looped
 from hocket.schedules.interleaved import chunk_major
-from hocket.schedules.one_f_one_b import in_turn
+from hocket.schedules.one_f_one_b import in_turn, last_first
 from hocket.schedules.registry import Formula, register
 
 
@@ -47,7 +47,7 @@ def seq1f1b_interleaved(p: int, m: int, *, v: int = 2, slices: int = 2) -> Sched
     1: 1F0 1F1 3F0 3F1 3B1 1F2 3B0 1F3 1B1 3F2 1B0 3F3 3B3 3B2 1B3 1B2
     """
     turns, units = chunk_major([p] * (m * slices // p), v)
-    back = units // slices * slices + slices - 1 - units % slices
+    back = last_first(units, slices)
     r = np.arange(p)
     forwards = lay(encode(int(Kind.F), turns * p, units), r)
     backwards = lay(encode(int(Kind.B), (v - 1 - turns) * p, back), r)

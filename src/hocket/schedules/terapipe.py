@@ -43,7 +43,7 @@ def terapipe(p: int, m: int, *, slices: int = 2) -> Schedule:
     2: 2F0 2F1 2F2 2F3 2B3 2B2 2B1 2B0
     3: 3F0 3F1 3F2 3F3 3B3 3B2 3B1 3B0
     """
-    units = np.arange(m * slices)
-    lines = [join(run(Kind.F, r, units), run(Kind.B, r, units[::-1])) for r in range(p)]
+    r, units = np.arange(p), np.arange(m * slices)
+    line = join(run(Kind.F, r, units), run(Kind.B, r, units[::-1]))
     placement = replace(linear(p, m * slices), slices=slices)
-    return Schedule.from_lines("terapipe", placement, lines)
+    return Schedule.from_lines("terapipe", placement, line)
