@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.costs import Costs, CostTable, Number, Ticks, fused_rule
+from hocket.costs import Costs, CostTable, Number, Ticks, fused_rule, quotient
 from hocket.graph import edges
 from hocket.ir import COMPUTE, Array, Kind, Placement, Schedule, kinds_of, lay, mbs_of, stages_of
 from hocket.policy import all_actions
@@ -23,12 +23,13 @@ class Bound(NamedTuple):
     argument: str
 
 
-def lower_bounds(schedule: Schedule, costs: Costs) -> tuple[Bound, Bound]:
-    """Two lower bounds of the makespan of any order of this schedule's slots.
+def lower_bounds(schedule: Schedule, costs: Costs) -> tuple[Bound, ...]:
+    """Lower bounds of the makespan of any order of this schedule's slots.
 
     The busiest queue: its work, after the shortest way to its first action and before the
-    shortest way from its last. The longest chain: one microbatch there and back alone. A fused
-    slot counts as it is: the bounds hold for orders that fuse the same.
+    shortest way from its last. The longest chain: one microbatch there and back alone. Where
+    ranks share cores: the work of all. A fused slot counts as it is: the bounds hold for orders
+    that fuse the same.
     """
     table = CostTable(costs, schedule)
     slots = table.occupied()
@@ -45,7 +46,17 @@ def lower_bounds(schedule: Schedule, costs: Costs) -> tuple[Bound, Bound]:
         _plain(whole[longest]),
         f"rank {queues[longest]} works that long, with the shortest way in and out",
     )
-    return work, Bound(_plain(chain), "one microbatch alone takes that long there and back")
+    alone = Bound(_plain(chain), "one microbatch alone takes that long there and back")
+    if not costs.slows(schedule) or costs.cores is None:
+        return work, alone
+    computes = np.array([not queue.stream for queue in schedule.queues])
+    return work, alone, shared_bound(table.ticks.value(busy[computes].sum()), costs.cores)
+
+
+def shared_bound(work: Number, cores: int) -> Bound:
+    """What ranks that share cores need at least, for that much work together."""
+    what = f"the work of all ranks on {cores} core{'s' * (cores > 1)}"
+    return Bound(_plain(quotient(work, cores)), what)
 
 
 def _plain(x: Number) -> Number:

@@ -1,4 +1,4 @@
-"""The timeline where a rank's computation slows while its other streams are busy.
+"""The timeline where computation slows: a rank's other streams are busy, or ranks share cores.
 
 Imports graph, costs, timeline, checker. Event driven: durations depend on what overlaps.
 """
@@ -19,31 +19,33 @@ from hocket.ir import Array, Schedule
 from hocket.timeline import Timeline
 
 
-def simulate_shared(schedule: Schedule, costs: Costs, *, fragment: bool = False) -> Timeline:
-    """The timeline in which a rank's compute queue slows while another of its queues is busy.
+def simulate_shared(
+    schedule: Schedule, costs: Costs, *, blocking: bool = False, fragment: bool = False
+) -> Timeline:
+    """The timeline in which a compute queue slows while other queues are busy.
 
-    Work takes `costs.share` times as long meanwhile; every slot starts as early as it can. Exact
-    for whole numbers and fractions; with share 1 it equals `simulate`. fragment: the order is a
-    piece of a schedule; what it needs and does not hold has ended before it starts.
+    Work takes `costs.share` times as long while another queue of the rank is busy, and n/cores
+    times while n > `costs.cores` compute queues are; every slot starts as early as it can. Exact
+    for whole numbers and fractions; where nothing slows it equals `simulate`. fragment: the order
+    is a piece of a schedule; what it needs and does not hold has ended before it starts.
 
     Raises: ScheduleError where the schedule cannot run, CostError where the costs do not fit.
     """
     if costs.lane is not None and costs.share != 1:
         raise CostError("share and lane together: a lane's transfers have no queue to share; "
                         "leave one out")  # fmt: skip
-    g, table = graph(schedule), CostTable(costs, schedule)
+    g, table = graph(schedule, blocking=blocking), CostTable(costs, schedule)
     before, after = table.lanes()
     slot = schedule.slot_of_action[g.first_action]
     durations = (before + table.work() + after)[slot]
     delays = table.delays(g.source, g.crosses)
-    share = costs.share if table.ticks.exact else float(costs.share)
-    times = _Events(g, durations.tolist(), delays.tolist(), share).run()
+    times = _Events(g, durations.tolist(), delays.tolist(), costs, table.ticks.exact).run()
     if times is None or (g.missing and not fragment):
         check(schedule).raise_if_bad()
     assert times is not None, "a fragment that waits for itself"
-    start, end = times
+    around = _stretched(g, slot, durations, times, (before, after))
     ticks, (start, end, before, after, delays) = _in_ticks(
-        table.ticks, (start, end, before.tolist(), after.tolist(), delays.tolist())
+        table.ticks, (*times, *around, delays.tolist())
     )
     node, own = g.node_of_action, schedule.slot_of_action
     return Timeline(
@@ -51,6 +53,21 @@ def simulate_shared(schedule: Schedule, costs: Costs, *, fragment: bool = False)
         end=end[node] - after[own], around=(before, after), ticks=ticks, unit=costs.unit,
         bytes=costs.bytes,
     )  # fmt: skip
+
+
+def _stretched(
+    g: Graph, slot: Array, durations: Array, times: tuple[list[Any], list[Any]],
+    around: tuple[Array, Array],
+) -> tuple[list[Any], list[Any]]:  # fmt: skip
+    """The transfers around each slot, as much longer as the whole slot took."""
+    out: tuple[list[Any], list[Any]] = ([0] * g.schedule.n_slots, [0] * g.schedule.n_slots)
+    if not any(side.any() for side in around):
+        return out
+    rows = zip(slot.tolist(), durations.tolist(), *times, strict=True)
+    for s, duration, start, end in rows:
+        for side, lane in zip(out, around, strict=True):
+            side[s] = _ratio(lane[s].item() * (end - start), duration) if duration else 0
+    return out
 
 
 def _in_ticks(ticks: Ticks, columns: tuple[list[Any], ...]) -> tuple[Ticks, tuple[Array, ...]]:
@@ -69,9 +86,13 @@ def _in_ticks(ticks: Ticks, columns: tuple[list[Any], ...]) -> tuple[Ticks, tupl
 class _Events:
     """State of one run: what each chain of nodes does now, and how much of it is left."""
 
-    def __init__(self, g: Graph, durations: list[Any], delays: list[Any], share: Number) -> None:
+    def __init__(
+        self, g: Graph, durations: list[Any], delays: list[Any], costs: Costs, exact: bool
+    ) -> None:
         s = g.schedule
-        self.g, self.durations, self.delays, self.share = g, durations, delays, share
+        self.g, self.durations, self.delays = g, durations, delays
+        self.share = costs.share if exact else float(costs.share)
+        self.cores, self.exact = costs.cores, exact
         self.chains = g.chains.tolist()
         self.cursor = self.chains[:-1]
         first = g.first_action[np.minimum(self.cursor, max(g.n_nodes - 1, 0))]
@@ -90,9 +111,7 @@ class _Events:
             wakes = self._start(now)
             if not self.left and not wakes:
                 break
-            busy = {self.rank[c] for c in self.left if not self.computes[c]}
-            slow = {c: self.share if self.computes[c] and self.rank[c] in busy else 1
-                    for c in self.left}  # fmt: skip
+            slow = self._slow()
             ends = {c: now + left * slow[c] for c, left in self.left.items()}
             then = min([*ends.values(), *wakes])
             for c, end in ends.items():
@@ -103,6 +122,17 @@ class _Events:
                     self.left[c] -= _ratio(then - now, slow[c])
             now = then
         return None if None in self.end else (self.start, self.end)
+
+    def _slow(self) -> dict[int, Any]:
+        """How many times as long what runs now takes meanwhile."""
+        busy = {self.rank[c] for c in self.left if not self.computes[c]}
+        n, cores, crowd = sum(map(self.computes.__getitem__, self.left)), self.cores, 1
+        if cores is not None and n > cores:
+            crowd = Fraction(n, cores) if self.exact else n / cores
+        return {
+            c: crowd * (self.share if self.rank[c] in busy else 1) if self.computes[c] else 1
+            for c in self.left
+        }
 
     def _start(self, now: Any) -> list[Any]:
         """Starts all that can start now; returns when messages for idle chains arrive later."""

@@ -95,6 +95,8 @@ class Costs:
     slice: factor of F, B, I and W for each slice of a sequence (later slices attend to more).
     share: how many times as long work on a rank's compute queue takes while another queue of the
     rank is busy (20 of 132 SMs given to messages: Fraction(132, 112)).
+    cores: how many compute queues work at full speed at once, where the ranks share the cores of
+    one machine; n of them work at cores/n of it. Left out: each has a core, or a device, to itself.
     Integers and fractions are exact; one float makes all times floats.
 
     Source: the lane model is that of blocking point-to-point transfers.
@@ -110,6 +112,7 @@ class Costs:
     lane: tuple[Number, Number] | None = None
     slice: tuple[Number, ...] | None = None
     share: Number = 1
+    cores: int | None = None
     bytes: Bytes = field(default_factory=Bytes)
     unit: str = ""
 
@@ -122,6 +125,10 @@ class Costs:
                 raise CostError(f"bandwidth is {self.bandwidth}; it must be above 0")
         if normal["share"] < 1:
             raise CostError(f"share is {self.share}; it must be 1 or more")
+        if self.cores is not None:
+            normal["cores"] = _number("cores", self.cores, "a whole number")
+            if not isinstance(normal["cores"], int) or normal["cores"] < 1:
+                raise CostError(f"cores is {self.cores}; it must be a whole number, 1 or more")
         if self.lane is not None:
             normal["lane"] = _row("lane", self.lane, "two numbers, (receive, send)")
             if len(normal["lane"]) != 2:
@@ -163,6 +170,20 @@ class Costs:
         n = max(fixed) if fixed else math.lcm(*(len(x) for x in (i, w) if isinstance(x, Cycle)))
         sums = [a + b for a, b in zip(_spread(i, n), _spread(w, n), strict=True)]
         return tuple(sums) if fixed else Cycle(sums)
+
+    def slows(self, schedule: Schedule) -> bool:
+        """True where work may take longer while other queues are busy: see share and cores."""
+        computing = sum(not queue.stream for queue in schedule.queues)
+        shares = self.share != 1 and len(schedule.queues) > schedule.p
+        return shares or (self.cores is not None and self.cores < computing)
+
+    def raise_if_slowing(self, schedule: Schedule) -> None:
+        """Raises CostError where times depend on what overlaps: an order is not replayed then."""
+        if self.slows(schedule):
+            raise CostError(
+                "with share or cores, times depend on what overlaps; leave them out here, or use "
+                "simulate for one order after the other"
+            )
 
     def split(self, v: int, slices: int = 1) -> Costs:
         """The same model in v times as many stages and the same sequences in slices.

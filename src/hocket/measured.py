@@ -5,7 +5,7 @@ Imports costs, deps, graph, ir, timeline; no torch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean
@@ -181,7 +181,8 @@ class Readings:
 
     actions: by kind, stage and slice (0 where sequences are whole). between: from one action of a
     rank to the next when nothing is waited for. latency: what a message takes once the waiting
-    rank is free.
+    rank is free. cores: of the machine, where the ranks shared them; the times are as if they
+    had not.
     """
 
     actions: dict[tuple[Kind, int, int], Spread]
@@ -190,6 +191,7 @@ class Readings:
     n_stages: int
     slices: int
     unit: str
+    cores: int | None = None
 
     def costs(
         self,
@@ -220,6 +222,7 @@ class Readings:
         return Costs(
             F=tuple(x or 0.0 for x in f), I=tuple(i), W=tuple(w), B=tuple(b), latency=latency,
             lane=(lane, 0.0), bytes=sizes or Bytes(), unit=self.unit, slice=self._factors(time),
+            cores=self.cores,
         )  # fmt: skip
 
     def _by_stage(self, kind: Kind, time: Typical) -> list[Any]:
@@ -257,13 +260,15 @@ class Readings:
 
 
 def readings(
-    timelines: Sequence[Timeline], unit: str | None = None, *, waited: bool = False
-) -> Readings:
+    timelines: Sequence[Timeline], unit: str | None = None, *, waited: bool = False,
+    cores: int | None = None,
+) -> Readings:  # fmt: skip
     """The times of all actions of these timelines of one schedule, put together.
 
     unit: of the result (left out: theirs). waited: a RECV ends where its consumer begins, as our
     own ranks record it, and not where the message came. What passes between two actions is then
-    what does after a message that was surely there; where nothing does, nothing is told.
+    what does after a message that was surely there; where nothing does, nothing is told. cores:
+    of the one machine, where more ranks than that computed on it; left out: each had its own.
     """
     actions: dict[tuple[Kind, int, int], list[float]] = {}
     gaps = _Gaps([], [], [])
@@ -275,12 +280,15 @@ def readings(
         codes = timeline.schedule.codes
         single = timeline.schedule.widths[timeline.schedule.slot_of_action] == 1
         kinds, stages, parts = kinds_of(codes), stages_of(codes), mbs_of(codes) % slices
+        alone, took = _alone(timeline.schedule, start, end, cores), np.zeros(len(codes))
+        for r, own in enumerate(_of_ranks(timeline.schedule)):
+            took[own] = alone(r, start[own], end[own])
         for kind in COMPUTE:
             own = (kinds == kind) & single
             for stage, part in np.unique(np.stack([stages, parts])[:, own], axis=1).T.tolist():
                 chosen = own & (stages == stage) & (parts == part)
-                actions.setdefault((kind, stage, part), []).extend((end - start)[chosen].tolist())
-        _add_gaps(timeline.schedule, start, end, gaps)
+                actions.setdefault((kind, stage, part), []).extend(took[chosen].tolist())
+        _add_gaps(timeline.schedule, start, end, gaps, alone)
     latency = spread_of(gaps.latency)
     between = gaps.between
     if waited:
@@ -289,8 +297,39 @@ def readings(
     return Readings(
         {key: spread_of(times) for key, times in actions.items()},
         spread_of(between), latency, first.schedule.placement.n_stages, slices,
-        unit or first.unit,
+        unit or first.unit, cores,
     )  # fmt: skip
+
+
+Alone = Callable[[int, Array, Array], Array]
+
+
+def _alone(s: Schedule, start: Array, end: Array, cores: int | None) -> Alone:
+    """How long a rank would have taken between two times with a core to itself.
+
+    While n ranks compute, or would if they had one of the cores, each is at cores/n of its speed.
+    """
+    if cores is None:
+        return lambda rank, begin, until: until - begin
+    computes = kinds_of(s.codes) < Kind.SEND_F
+    at = np.unique([*start[computes], *end[computes]])
+    busy = np.zeros((s.p, len(at)), dtype=np.int64)  # [rank, stretch of time]
+    for row, own in zip(busy, _of_ranks(s), strict=True):
+        np.add.at(row, np.searchsorted(at, start[own & computes]), 1)
+        np.add.at(row, np.searchsorted(at, end[own & computes]), -1)
+    busy = busy.cumsum(axis=1) > 0
+    speed = np.minimum(1.0, cores / (1 + busy.sum(axis=0) - busy))[:, :-1]
+    clock = np.zeros(busy.shape)
+    np.cumsum(speed * np.diff(at), axis=1, out=clock[:, 1:])
+    return lambda rank, begin, until: (
+        np.interp(until, at, clock[rank]) - np.interp(begin, at, clock[rank])
+    )
+
+
+def _of_ranks(s: Schedule) -> Array:
+    """Which actions are whose, `[rank, action]`."""
+    rank = s.rank_of_queue[s.queue_of_slot[s.slot_of_action]]
+    return rank == np.arange(s.p)[:, None]
 
 
 class _Gaps(NamedTuple):
@@ -305,25 +344,25 @@ class _Gaps(NamedTuple):
     unsure: list[tuple[float, float]]
 
 
-def _add_gaps(s: Schedule, start: Array, end: Array, gaps: _Gaps) -> None:
+def _add_gaps(s: Schedule, start: Array, end: Array, gaps: _Gaps, alone: Alone) -> None:
     """Sorts the gaps before the actions of a timeline."""
     at = {code: i for i, code in enumerate(s.codes.tolist())}
     queue = s.queue_of_slot[s.slot_of_action]
     compute = np.flatnonzero(kinds_of(s.codes) < Kind.SEND_F)
-    for q in range(len(s.queues)):
+    for q, (rank, _) in enumerate(s.queues):
         own = compute[queue[compute] == q]
         own = own[np.lexsort((own, start[own]))].tolist()
         for before, a in pairwise(own):
-            free, gap = end[before], float(start[a] - end[before])
+            free, gap = end[before], float(alone(rank, end[before], start[a]))
             if s.slot_of_action[before] == s.slot_of_action[a]:
                 continue
             source, arrived = _arrival(s, at, queue, int(a), end)
             if arrived <= free:
                 gaps.between.append(gap)
             elif source >= free:
-                gaps.latency.append(float(start[a] - source))
+                gaps.latency.append(float(alone(rank, source, start[a])))
             else:
-                gaps.unsure.append((float(free - source), gap))
+                gaps.unsure.append((float(alone(rank, source, free)), gap))
 
 
 def _arrival(

@@ -123,6 +123,7 @@ def _outcome(schedule: Schedule, costs: Costs) -> Outcome:
 
 
 def _runnable(schedule: Schedule, costs: Costs) -> Graph:
+    costs.raise_if_slowing(schedule)
     g = graph(schedule, blocking=costs.lane is not None)
     if g.stuck or g.n_open or not is_complete(schedule):
         check(schedule).raise_if_bad()

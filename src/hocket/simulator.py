@@ -26,13 +26,17 @@ def simulate(schedule: Schedule, costs: Costs = UNIT, *, blocking: bool = False)
 
     Raises: ScheduleError where the schedule cannot run, CostError where the costs do not fit.
     """
-    if costs.share != 1 and len(schedule.queues) > schedule.p:
+    blocking = blocking or costs.lane is not None
+    if costs.slows(schedule):
         from hocket.contention import simulate_shared
 
-        return simulate_shared(schedule, costs)
+        timeline = simulate_shared(schedule, costs, blocking=blocking)
+        if schedule.has_communication and not blocking:
+            _wait_from_post(schedule, graph(schedule), timeline.start, timeline.end)
+        return timeline
     if not is_complete(schedule):
         check(schedule).raise_if_bad()
-    table, blocking = CostTable(costs, schedule), blocking or costs.lane is not None
+    table = CostTable(costs, schedule)
     found = _walked(table) or _replayed(table, blocking)
     if found is None:
         check(schedule).raise_if_bad()

@@ -25,10 +25,13 @@ def typical(timelines: Sequence[Timeline]) -> Timeline:
     return ordered[(len(ordered) - 1) // 2]
 
 
-def own_costs(timelines: Sequence[Timeline], one: Timeline) -> Costs:
-    """Costs in ms that predict one of the timelines: its own mean actions, gaps of all of them."""
-    actions = readings([one], "ms").actions
-    seen = readings(timelines, "ms", waited=True)
+def own_costs(timelines: Sequence[Timeline], one: Timeline, cores: int | None = None) -> Costs:
+    """Costs in ms that predict one of the timelines: its own mean actions, gaps of all of them.
+
+    cores: those that the ranks shared.
+    """
+    actions = readings([one], "ms", cores=cores).actions
+    seen = readings(timelines, "ms", waited=True, cores=cores)
     return replace(seen, actions=actions).costs("mean", "low")
 
 
