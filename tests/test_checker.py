@@ -3,8 +3,11 @@
 import pytest
 
 from common import written
-from hocket import check
+from hocket import Costs, build, check, simulate
 from hocket.errors import ScheduleError, UsageError
+from hocket.lower import insert_communication
+from hocket.lower.receives import place_receives
+from hocket.samples import simulate_samples
 
 
 def _texts(s, transport="tagged"):
@@ -158,3 +161,19 @@ def test_a_circle_through_a_slot_closes_on_paper():
         "which stands behind 1F0\n"
         "  rank 1 slot 0: 1F0 waits for 0F0 on rank 0 (its input), which runs together with 0B0"
     )
+
+
+@pytest.mark.parametrize("more", [{}, {"cores": 2}])
+def test_receives_that_block_too_early_are_told_and_not_a_traceback(more):
+    s = place_receives(insert_communication(build("1f1b", p=4, m=8)))
+    assert check(s).ok
+    for call in (
+        lambda: simulate(s, Costs(lane=(1, 0), **more)),
+        lambda: simulate(s, Costs(**more), blocking=True),
+        lambda: simulate_samples(s, [Costs(lane=(1, 0))]),
+    ):
+        with pytest.raises(ScheduleError) as told:
+            call()
+        text = str(told.value)
+        assert text.startswith("deadlock when a RECV holds its queue")
+        assert "0RECV_B0 waits for 1SEND_B0 on rank 1" in text

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 
@@ -79,6 +80,22 @@ def check(schedule: Schedule, transport: str = "tagged") -> Report:
         for find in TRANSPORTS[transport]:
             problems += find(lowered)
     return Report(schedule, transport, tuple(problems), notes)
+
+
+def raise_fault(schedule: Schedule, *, blocking: bool) -> NoReturn:
+    """Raises ScheduleError: why a schedule cannot run to its end.
+
+    blocking: each RECV holds its queue until the message is there.
+    """
+    check(schedule).raise_if_bad()
+    assert blocking, "a sound schedule that cannot run"
+    first, *_ = _deadlock(graph(schedule, blocking=True))
+    text = first.text.replace("deadlock", "deadlock when a RECV holds its queue", 1)
+    text += (
+        "\n  (so it is with a lane in the costs, or --blocking-receive); without that this order "
+        "runs, and with it the order that insert_communication makes"
+    )
+    raise ScheduleError([first._replace(text=text)])
 
 
 def _is_sound(schedule: Schedule) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from hocket.checker import check
+from hocket.checker import check, is_complete, raise_fault
 from hocket.costs import Costs, CostTable, Number, Ticks
 from hocket.errors import CostError
 from hocket.graph import Graph, graph
@@ -34,15 +34,16 @@ def simulate_shared(
     if costs.lane is not None and costs.share != 1:
         raise CostError("share and lane together: a lane's transfers have no queue to share; "
                         "leave one out")  # fmt: skip
+    if not fragment and not is_complete(schedule):
+        check(schedule).raise_if_bad()
     g, table = graph(schedule, blocking=blocking), CostTable(costs, schedule)
     before, after = table.lanes()
     slot = schedule.slot_of_action[g.first_action]
     durations = (before + table.work() + after)[slot]
     delays = table.delays(g.source, g.crosses)
     times = _Events(g, durations.tolist(), delays.tolist(), costs, table.ticks.exact).run()
-    if times is None or (g.missing and not fragment):
-        check(schedule).raise_if_bad()
-    assert times is not None, "a fragment that waits for itself"
+    if times is None:
+        raise_fault(schedule, blocking=blocking)
     around = _stretched(g, slot, durations, times, (before, after))
     ticks, (start, end, before, after, delays) = _in_ticks(
         table.ticks, (*times, *around, delays.tolist())

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket import loops
-from hocket.checker import check, is_complete
+from hocket.checker import check, is_complete, raise_fault
 from hocket.costs import Costs, CostTable, Number
 from hocket.errors import CostError
 from hocket.graph import Graph, graph
@@ -125,8 +125,10 @@ def _outcome(schedule: Schedule, costs: Costs) -> Outcome:
 def _runnable(schedule: Schedule, costs: Costs) -> Graph:
     costs.raise_if_slowing(schedule)
     g = graph(schedule, blocking=costs.lane is not None)
-    if g.stuck or g.n_open or not is_complete(schedule):
+    if not is_complete(schedule):
         check(schedule).raise_if_bad()
+    if g.stuck or g.n_open:
+        raise_fault(schedule, blocking=costs.lane is not None)
     return g
 
 

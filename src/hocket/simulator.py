@@ -9,7 +9,7 @@ from functools import partial
 
 import numpy as np
 
-from hocket.checker import check, is_complete
+from hocket.checker import check, is_complete, raise_fault
 from hocket.costs import Costs, CostTable
 from hocket.graph import Graph, Walk, graph, replay, walk
 from hocket.ir import Array, Kind, Schedule, kinds_of
@@ -39,8 +39,7 @@ def simulate(schedule: Schedule, costs: Costs = UNIT, *, blocking: bool = False)
     table = CostTable(costs, schedule)
     found = _walked(table) or _replayed(table, blocking)
     if found is None:
-        check(schedule).raise_if_bad()
-    assert found is not None, "a sound schedule that cannot run"
+        raise_fault(schedule, blocking=blocking)
     start, end, until = found
     if table.around is not None:
         before, after = table.around
