@@ -1,6 +1,7 @@
 """Plans against proven optima and published times; every answer fits and can run."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -201,3 +202,27 @@ def test_search_improves_on_its_starts():
     with ThreadPoolExecutor(2) as workers:
         search.round(workers)
     assert search.best.cost < before
+
+
+# --- ranks that share cores -----------------------------------------------------------------------
+
+CROWD = Costs(F=(29, 29, 29, 31), I=(37,) * 4, W=(25,) * 4, B=(58, 58, 56, 58), cores=2, latency=1)
+
+
+def test_a_plan_for_shared_cores_is_timed_with_them_and_loses_to_none_of_the_named():
+    found = plan(Request(p=4, m=8, costs=CROWD, in_flight=4, rounds=1, time_limit=30))
+    assert found.value == simulate(found.schedule, found.costs).makespan
+    assert found.costs.cores == 2
+    named = simulate(build("1f1b", p=4, m=8), CROWD).makespan
+    assert found.value <= named
+    assert all(found.value <= e.value for e in found.entrants if e.value is not None)
+    assert float(found.bound.value) <= float(found.value)
+    assert "on 2 cores" in found.bound.argument
+
+
+def test_where_splitting_costs_more_than_idle_cores_lose_the_plan_keeps_backwards_whole():
+    dear = replace(CROWD, W=(40,) * 4)
+    alone = plan(Request(p=4, m=8, costs=replace(dear, cores=None), in_flight=4, rounds=1))
+    shared = plan(Request(p=4, m=8, costs=dear, in_flight=4, rounds=1))
+    assert not shared.schedule.has_split_backward
+    assert alone.value < shared.value

@@ -121,3 +121,18 @@ def test_cheaper_fused_slots_are_told_to_be_in_registered_schedules_only(here, c
     words = ["-p", 2, "-m", 4, "--shapes", "linear", "--no-search", "--no-named"]
     assert FUSED in _run(capsys, "plan", *words, "--costs", "fused.toml")[1]
     assert "cheaper here" not in _run(capsys, "plan", *words)[1]
+
+
+def test_jitter_with_shared_cores_is_refused_before_the_search(here, capsys):
+    (here / "shared.toml").write_text("cores = 2\n")
+    words = ["-p", 4, "-m", 8, "--costs", "shared.toml", "--jitter", "0.1"]
+    status, _, error = _run(capsys, "plan", *words)
+    assert status == 2
+    assert "leave out cores in the costs" in error
+
+
+def test_a_plan_for_shared_cores_says_so(here, capsys):
+    (here / "shared.toml").write_text("cores = 2\n")
+    words = ["-p", 4, "-m", 8, "--costs", "shared.toml", "--no-search", "--no-named"]
+    _, out, _ = _run(capsys, "plan", *words, "-v", 1)
+    assert "4 ranks share 2 cores" in out

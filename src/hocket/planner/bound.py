@@ -1,6 +1,6 @@
 """What no order of a problem can beat, with the argument: work, chains and memory.
 
-Imports problem.
+Imports problem, bounds.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from itertools import product
 
 import numpy as np
 
-from hocket.bounds import Bound
+from hocket.bounds import Bound, shared_bound
 from hocket.ir import Array, Kind
 from hocket.planner.problem import Problem
 
@@ -21,6 +21,22 @@ def best_bound(problem: Problem, objective: str) -> Bound:
     found = max(_bounds(problem, objective), key=lambda pair: pair[0], default=(0.0, "no work"))
     ticks = found[0] if not problem.ticks.exact else math.ceil(found[0] - 1e-6)
     return Bound(problem.ticks.value(ticks), found[1])
+
+
+def is_crowded(problem: Problem) -> bool:
+    """True where the ranks share fewer cores than they are."""
+    cores = problem.costs.cores
+    return cores is not None and cores < problem.placement.p
+
+
+def crowded_bound(problem: Problem, objective: str) -> Bound:
+    """What the work of all ranks takes on the cores that they share; 0 where nothing does.
+
+    Ranks may be apart in time, so it is no bound of a span.
+    """
+    if not is_crowded(problem) or objective == "span" or problem.costs.cores is None:
+        return Bound(0, "no cores are shared")
+    return shared_bound(problem.ticks.value(problem.work.sum()), problem.costs.cores)
 
 
 def _bounds(problem: Problem, objective: str) -> Iterator[tuple[float, str]]:
@@ -159,4 +175,4 @@ def _drain(problem: Problem, mine: Array, lags: Array, cap: float) -> float:
     return max(0.0, float(lags[f, back] - problem.dur[f]) - work)
 
 
-__all__ = ["Bound", "best_bound", "lags"]
+__all__ = ["Bound", "best_bound", "crowded_bound", "is_crowded", "lags"]

@@ -34,7 +34,13 @@ def plan_command(args: argparse.Namespace) -> int:
     shown = sys.stderr.isatty()
     run = _from_run(args) if args.recorded else None
     if run is None:
-        found = plan(request_of(args), progress=_progress if shown else None)
+        request = request_of(args)
+        if args.jitter is not None and (request.layers or request.costs).cores is not None:
+            raise UsageError(
+                "--jitter replays orders, which does not tell what ranks that share cores do to "
+                "each other; leave out cores in the costs"
+            )
+        found = plan(request, progress=_progress if shown else None)
     else:
         found = run.plan
     if shown:

@@ -20,7 +20,7 @@ from hocket.costs import Costs, Number
 from hocket.errors import CostError, PlanError, ScheduleError
 from hocket.ir import Array, Placement, Queue, Schedule
 from hocket.planner.adapt import adapted
-from hocket.planner.bound import Bound, best_bound
+from hocket.planner.bound import Bound, best_bound, crowded_bound, is_crowded
 from hocket.planner.problem import Problem
 from hocket.planner.request import SHAPES, Entrant, Plan, Request, limits
 from hocket.planner.search import Arena, Found, Search
@@ -29,6 +29,7 @@ from hocket.simulator import simulate
 from hocket.timeline import Timeline
 
 _RELAXED = 20.0  # seconds for the bound of ranks alone
+_TIMED = 8  # orders of list scheduling that are timed again where ranks share cores
 _SOLVABLE = 800  # actions up to which the exact solver is worth starting
 FOR_NAMES = 0.3  # share of the time limit after which no more options of named schedules are tried
 
@@ -65,16 +66,37 @@ def plan(
 
 @dataclass(eq=False)
 class _Contest:
-    """A variant in the race: its bound, the orders to begin from, and its search."""
+    """A variant in the race: its bound, its search, and its best order: how good, found by whom.
+
+    The search knows nothing of shared cores; where ranks share them, what it finds is timed again.
+    """
 
     variant: Variant
+    objective: str
     bound: Bound
     search: Search
-    by: str
+    order: Array = field(default_factory=lambda: np.empty(0))
+    value: Number = math.inf
+    by: str = ""
 
-    @property
-    def value(self) -> Number:
-        return self.variant.problem.ticks.value(self.search.best.cost)
+    def offer(self, found: Found, by: str) -> None:
+        """Takes over an order where it is better."""
+        value = self._value(found)
+        if float(value) < float(self.value):
+            self.order, self.value, self.by = found.order, value, by
+
+    def raise_bound(self, bound: Bound) -> None:
+        """Takes over a bound where it is higher."""
+        if float(bound.value) > float(self.bound.value):
+            self.bound = bound
+
+    def _value(self, found: Found) -> Number:
+        asked, costs = self.variant.problem, self.variant.costs
+        if not is_crowded(asked):
+            return asked.ticks.value(found.cost)
+        return measure(
+            simulate(asked.schedule(found.order, "planned"), costs), costs, self.objective
+        )
 
 
 @dataclass(eq=False)
@@ -191,7 +213,11 @@ class _Planning:
             bound = best_bound(asked, self.request.objective)
             goal = float(bound.value) * (asked.ticks.scale if asked.ticks.exact else 1)
             search = Search(arena, starts, goal=goal, seed=self.request.seed)
-            out.append(_Contest(variant, bound, search, "list scheduling"))
+            contest = _Contest(variant, self.request.objective, bound, search)
+            contest.raise_bound(crowded_bound(asked, self.request.objective))
+            for found in starts[: _TIMED if is_crowded(asked) else 1]:
+                contest.offer(found, "list scheduling")
+            out.append(contest)
 
     # --- the race -----------------------------------------------------------------------
 
@@ -218,7 +244,7 @@ class _Planning:
                 if self._is_over and (lap or contest is not field_[0]):
                     return
                 if contest.search.round(workers):
-                    contest.by = "search"
+                    contest.offer(contest.search.best, "search")
                 self._note(contests, contest.variant.name)
             field_.sort(key=lambda c: float(c.value))
             if lap % 2 and len(field_) > 1:
@@ -252,12 +278,11 @@ class _Planning:
                 asked, self.request.objective, contest.search.best, bound=contest.search.goal,
                 seconds=left, threads=threads, seed=self.request.seed,
             )  # fmt: skip
-            if solved.found.cost < contest.search.best.cost:
-                contest.by = "exact solver"
             contest.search.add(solved.found)
+            contest.offer(solved.found, "exact solver")
             if solved.bound > contest.search.goal:
                 ticks = solved.bound + 1e-6 if asked.ticks.exact else solved.bound
-                contest.bound = Bound(asked.ticks.value(ticks), "proven by the exact solver")
+                contest.raise_bound(Bound(asked.ticks.value(ticks), "proven by the exact solver"))
                 contest.search.goal = solved.bound
 
     def _relax(self, contest: _Contest, seconds: float, threads: int) -> None:
@@ -270,7 +295,8 @@ class _Planning:
         )
         if low > search.goal:
             ticks = math.floor(low + 1e-6) if asked.ticks.exact else low
-            contest.bound, search.goal = Bound(asked.ticks.value(ticks), why), low
+            contest.raise_bound(Bound(asked.ticks.value(ticks), why))
+            search.goal = low
 
     def _note(self, contests: list[_Contest], what: str) -> None:
         values = [c.value for c in contests] + [x[0] for x in self.schedules]
@@ -286,7 +312,7 @@ class _Planning:
         request = self.request
         finalists = [*self.schedules]
         for c in contests:
-            made = c.variant.problem.schedule(c.search.best.order, "planned")
+            made = c.variant.problem.schedule(c.order, "planned")
             value = measure(simulate(made, c.variant.costs), c.variant.costs, request.objective)
             finalists.append((value, made, c.variant.costs, c.by))
             self.entrants.append(self._searched(c, made, value))

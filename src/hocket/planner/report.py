@@ -72,6 +72,11 @@ def as_text(plan: Plan) -> str:
         out.append("ended by an interrupt: this is the best so far")
     if fused_is_cheaper(request.layers or request.costs):
         out.append(FUSED)
+    if plan.costs.slows(s):
+        out.append(
+            f"{s.p} ranks share {plan.costs.cores} cores: all are timed so, but the search looks "
+            "for orders as if each had its own"
+        )
     if plan.recompute:
         out.append(f"recomputed, by stage: {' '.join(plan.recompute)}")
     if plan.layers:

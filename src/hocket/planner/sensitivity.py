@@ -78,6 +78,9 @@ def _others(request: Request) -> list[tuple[str, Request]]:
             bandwidth=None if costs.bandwidth is None else quotient(costs.bandwidth * 11, 10),
         )  # fmt: skip
         out.append(("links are 10 % faster", replace(request, costs=faster)))
+    if costs.cores is not None and costs.cores < min(request.ranks):
+        alone = replace(request, costs=replace(costs, cores=None))
+        out.append(("a core for every rank", alone))
     if request.layers is None:
         out.append(("one more microbatch", replace(request, m=request.m + 1)))
         out.append(("twice the microbatches", replace(request, m=2 * request.m)))
