@@ -47,6 +47,10 @@ NEEDS: dict[Kind, tuple[Need, ...]] = {
     Kind.RECV_B: (Need(((Kind.SEND_B, +1),), "the matching send"),),
 }
 
+# The kinds that a stage runs for each microbatch of a training step: backwards whole, or split.
+WHOLE = (Kind.F, Kind.B)
+SPLIT = (Kind.F, Kind.I, Kind.W)
+
 # The message that a compute action's result travels in when the next stage is on another rank:
 # (the send, the receive, the stage offset from sender to receiver).
 MESSAGE: dict[Kind, tuple[Kind, Kind, int]] = {
@@ -96,6 +100,11 @@ EFFECTS: dict[Kind, Effect] = {
     Kind.I: Effect(takes={"gradient": 1}, frees={"activation": 1, "held": -1, "gradient": 1}),
     Kind.W: Effect(takes={}, frees={"in_flight": 1, "held": 1}),
 }
+
+# The kinds that put a microbatch in flight at a stage when they start, and those that take it out
+# when they end.
+STARTS = tuple(kind for kind, effect in EFFECTS.items() if "in_flight" in effect.takes)
+ENDS = tuple(kind for kind, effect in EFFECTS.items() if "in_flight" in effect.frees)
 
 # Without any backward in the order (evaluation) a forward keeps nothing.
 EVALUATION: dict[Kind, Effect] = {

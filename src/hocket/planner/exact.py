@@ -1,6 +1,6 @@
 """The exact solver: OR-tools CP-SAT proves an order optimal or tightens the bound (extra `solve`).
 
-Imports problem, bound, search. The solver is imported when it is used.
+Imports deps, problem, bound, search. The solver is imported when it is used.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hocket.deps import ENDS, STARTS
 from hocket.errors import PlanError
-from hocket.ir import Array, Kind
+from hocket.ir import Array
 from hocket.planner.bound import lags
 from hocket.planner.problem import Problem
 from hocket.planner.search import Arena, Found
@@ -135,10 +136,10 @@ class _Model:
         """Of one stage a queue, or of each stage alone: forward k waits for the end of k - cap."""
         p = self.problem
         for f in mine:
-            if p.kind[f] != Kind.F or p.take[f] <= 0:
+            if p.kind[f] not in STARTS or p.take[f] <= 0:
                 continue
             same = (p.path == p.path[f]) & (p.stage == p.stage[f])
-            ends = [t for t in np.flatnonzero(same).tolist() if p.kind[t] in (Kind.B, Kind.W)]
+            ends = [t for t in np.flatnonzero(same).tolist() if p.kind[t] in ENDS]
             if not ends or p.free[ends[0]] < p.take[f] - 1e-9:
                 continue
             fits = math.floor(cap / p.take[f] + 1e-9)

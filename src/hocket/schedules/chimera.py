@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from hocket.costs import Costs
+from hocket.deps import WHOLE
 from hocket.ir import Array, Kind, Schedule, kinds_of, lay, mbs_of, mirrored, stages_of
 from hocket.policy import all_actions, list_schedule, ranked
 from hocket.schedules.registry import Formula, register
@@ -137,7 +138,7 @@ def joined(work: Schedule, forwards: int = 1) -> Schedule:
 def _work(p: int, m: int, pipes: int, forwards: int) -> Schedule:
     """All forwards and backwards, the pipes taking `forwards` microbatches in turn."""
     path_of = [mb // forwards % pipes for mb in range(m)]
-    return all_actions("chimera", mirrored(p, path_of, pipes), (Kind.F, Kind.B))
+    return all_actions("chimera", mirrored(p, path_of, pipes), WHOLE)
 
 
 def _preferences(work: Schedule) -> list[Array]:

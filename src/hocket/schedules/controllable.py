@@ -7,15 +7,15 @@ from dataclasses import replace
 from functools import lru_cache
 
 from hocket.costs import Costs, Number
+from hocket.deps import SPLIT, WHOLE
 from hocket.errors import UsageError
-from hocket.ir import Kind, Schedule
+from hocket.ir import Schedule
 from hocket.schedules.registry import Formula, register
 from hocket.schedules.v_reorder import half_block, min_block, reordered, whole_block
 from hocket.schedules.v_shape_search import Question, search
 from hocket.schedules.zero_bubble import zb_v
 
 _SOURCE = "Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.15362"
-_SPLIT, _WHOLE = (Kind.F, Kind.I, Kind.W), (Kind.F, Kind.B)
 _QUICK = 2_500_000
 _EVEN, _ROUGH = Costs(), Costs(F=10, I=12, W=7, B=19, latency=3)
 
@@ -179,7 +179,7 @@ def _found(
 ) -> Schedule:  # fmt: skip
     known = (zb_v(p, m),) if split and m >= 2 * p - 1 else ()
     question = Question(
-        name, p, m, 2, _SPLIT if split else _WHOLE, tuple(min(x, 2 * m) for x in limits), costs,
+        name, p, m, 2, SPLIT if split else WHOLE, tuple(min(x, 2 * m) for x in limits), costs,
         held=held, metric=metric, effort=effort, known=known,
         also=_ROUGH if costs == _EVEN else None,
         target=_target(p, m, limits, metric) if split and costs == _EVEN else 0,

@@ -1,6 +1,7 @@
 """The paper's own way from a building block to an order: repeat, reorder, squeeze.
 
-Everything on a grid of unit times (F = I = W = 1). Imports ir.
+Everything on a grid of unit times (F = I = W = 1). Imports ir, deps, graph, policy. What
+waits for what, and from when to when a rank holds a stage, it reads from the tables of deps.
 
 Source: Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.15362, section 3.
 """
@@ -8,12 +9,16 @@ Source: Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.153
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import permutations, product
+from functools import lru_cache
+from itertools import chain, permutations, product
 from typing import NamedTuple
 
 import numpy as np
 
-from hocket.ir import Action, Array, Kind, Schedule, Slot, vshape
+from hocket.deps import ENDS, SPLIT, STARTS, WHOLE
+from hocket.graph import edges
+from hocket.ir import Action, Array, Kind, Schedule, Slot, kinds_of, stages_of, vshape
+from hocket.policy import all_actions
 
 _PERIOD, _W = 6, 4  # units from one block to the next; the fifth row of a rank are its W
 
@@ -76,7 +81,10 @@ def blocks_holding(p: int, least: int, most: int) -> list[Block]:
 
 
 def _held(p: int, blocks: list[Block]) -> Array:
-    """The most stages that a rank holds in each block's steady state; 0 where actions meet."""
+    """The most stages that a rank holds, from F to W, in each block's steady state.
+
+    0 where actions meet.
+    """
     n, at = len(blocks), np.arange(_PERIOD)
     steps = np.array([b.steps for b in blocks], dtype=np.int64).reshape(n, 4, p - 1)
     when = np.concatenate([np.zeros((n, 4, 1), dtype=int), np.cumsum(steps, axis=2)], axis=2)
@@ -124,12 +132,34 @@ def reordered(
     return grid.schedule(name)
 
 
+@lru_cache(maxsize=64)
+def _needs(p: int, split: bool) -> list[list[list[tuple[int, int]]]]:
+    """The (rank, leg) that each leg of each rank waits for, `[rank][leg]`; all W are one leg."""
+    work = all_actions("one", vshape(p, 1), SPLIT if split else WHOLE)
+    kinds, back = kinds_of(work.codes), stages_of(work.codes) >= p
+    legs = np.where(kinds == Kind.F, back, np.where(kinds == Kind.W, _W, 3 - back))
+    rows = list(zip(work.queue_of_slot.tolist(), legs.tolist(), strict=True))
+    out: list[list[list[tuple[int, int]]]] = [[[] for _ in range(_W + 1)] for _ in range(p)]
+    for source, target in zip(*(x.tolist() for x in edges(work)), strict=True):
+        rank, leg = rows[target]
+        out[rank][leg].append(rows[source])
+    return out
+
+
 class _Grid:
-    """Times of all actions: `time[rank][leg][mb]`, legs being both forwards, then backwards."""
+    """Times of all actions: `time[rank][leg][mb]`, legs being both forwards, then backwards.
+
+    A fifth leg are the W of both stages, by time; the i-th belongs to the i-th backward.
+    """
 
     def __init__(self, p: int, m: int, block: Block, split: bool) -> None:
         self.p, self.m, self.split = p, m, split
-        self.long = (1, 1, 1, 1, 1) if split else (1, 1, 2, 2, 1)
+        backward = Kind.I if split else Kind.B
+        self.kinds = (Kind.F, Kind.F, backward, backward, *([Kind.W] if split else []))
+        self.long = [2 if kind == Kind.B else 1 for kind in self.kinds]
+        self.starts = [leg for leg, kind in enumerate(self.kinds) if kind in STARTS]
+        self.ends = [leg for leg, kind in enumerate(self.kinds) if kind in ENDS]
+        self.needs = _needs(p, split)
         start, legs = 0, []
         for leg, (steps, turn) in enumerate(zip(block.steps, (*block.turns, 0), strict=True)):
             down = [sum(steps[:r]) for r in range(p)]
@@ -149,18 +179,26 @@ class _Grid:
         return all(len(set(t)) == len(t) for t in times)
 
     def fill(self) -> None:
-        """Puts every W into the first free time after its input gradient."""
-        for rows in self.time:
-            kind = {t: leg for leg, row in enumerate(rows[:_W]) for t in row}
-            now, open_ = 0, 0
-            rows[_W] = []
-            while len(rows[_W]) < 2 * self.m:
-                if now in kind:
-                    open_ += kind[now] >= 2
-                elif open_:
-                    rows[_W].append(now)
-                    open_ -= 1
-                now += 1
+        """Puts every W into the first free time after what it needs."""
+        for rank, rows in enumerate(self.time):
+            rows[_W] = self._filled(rank)
+
+    def _filled(self, rank: int) -> list[int]:
+        """The times of all W of a rank, if they fill every free time."""
+        rows = self.time[rank]
+        taken = rows[0] + rows[1] + rows[2] + rows[3]
+        free = np.ones(max(taken) + 2 * self.m + 2, dtype=np.int64)
+        open_ = np.zeros_like(free)
+        free[taken] = 0
+        open_[self._weights_need(rank)] = 1  # no W can stand there yet
+        free, open_ = np.cumsum(free), np.cumsum(open_)
+        # W done so far: as many as fit, never more than there are
+        done = free + np.minimum(np.minimum.accumulate(open_ - free), 0)
+        return np.searchsorted(done, np.arange(1, 2 * self.m + 1)).tolist()
+
+    def _weights_need(self, rank: int) -> list[int]:
+        """When what the W of a rank wait for runs, in order of time."""
+        return sorted(chain.from_iterable(self.time[r][leg] for r, leg in self.needs[rank][_W]))
 
     def drop(self) -> None:
         """Takes the W away."""
@@ -178,16 +216,12 @@ class _Grid:
 
     def ready(self, rank: int, leg: int, i: int) -> int:
         """The first time after everything this action needs."""
-        rows = self.time[rank]
-        after = [rows[leg][i - 1] + self.long[leg]] if i else [0]
+        row, long = self.time[rank][leg], self.long
+        after = [row[i - 1] + long[leg]] if i else [0]
         if leg == _W:
-            after.append(sorted(rows[2] + rows[3])[i] + 1)
-            return max(after)
-        if leg:
-            after.append(rows[leg - 1][i] + self.long[leg - 1])
-        before = rank + 1 if leg % 2 else rank - 1
-        if 0 <= before < self.p:
-            after.append(self.time[before][leg][i] + self.long[leg])
+            after.append(self._weights_need(rank)[i] + 1)
+        else:
+            after += [self.time[r][other][i] + long[other] for r, other in self.needs[rank][leg]]
         return max(after)
 
     def move_up(self, limit: int, *, warm_up: bool) -> None:
@@ -207,26 +241,19 @@ class _Grid:
         for t in range(self.ready(rank, leg, i), stands):
             if busy.isdisjoint(range(t, t + self.long[leg])):
                 rows[leg][i] = t
-                if self._peak(rows) <= limit:
+                if self._peak(rank) <= limit:
                     return
         rows[leg][i] = stands
 
-    def _peak(self, rows: list[list[int]]) -> int:
-        """Most stages in flight until W; where W are taken away, they fill every free time."""
-        end = max(map(max, filter(None, rows))) + 2
-        change = np.zeros(end + 1, dtype=np.int64)
-        change[rows[0] + rows[1]] += 1
-        if rows[_W] or not self.split:
-            done = np.array(rows[_W]) if self.split else np.array(rows[2] + rows[3]) + 1
-            change[done + 1] -= 1
-            return int(np.cumsum(change).max())
-        taken = np.zeros(end + 1, dtype=np.int64)
-        taken[rows[2] + rows[3]] = 1
-        open_ = np.cumsum(taken)
-        free = np.cumsum(1 - taken - change)  # times in which a W could stand
-        # W done so far: as many as fit, never more than there are
-        done = free + np.minimum(np.minimum.accumulate(open_ - free), 0)
-        return int((np.cumsum(change) - np.concatenate([[0], done[:-1]])).max())
+    def _peak(self, rank: int) -> int:
+        """Most stages in flight; where W are taken away, they fill every free time."""
+        rows = self.time[rank]
+        if self.split and not rows[_W]:
+            rows = [*rows[:_W], self._filled(rank)]
+        starts = np.sort(np.concatenate([rows[leg] for leg in self.starts]))
+        ends = np.sort(np.concatenate([np.add(rows[leg], self.long[leg]) for leg in self.ends]))
+        ended = np.searchsorted(ends, starts, side="right")
+        return int((np.arange(1, len(starts) + 1) - ended).max())
 
     def squeeze(self) -> None:
         """Runs the order as early as it can."""
@@ -234,7 +261,7 @@ class _Grid:
         for _, rank, leg, i in list(self.sweep()):
             now = max(self.ready(rank, leg, i), clock[rank])
             self.time[rank][leg][i] = now
-            clock[rank] = now + 1
+            clock[rank] = now + self.long[leg]
 
     def close(self, limit: int) -> bool:
         """Puts the last backwards in turn, as if nothing else held up the last microbatch.
@@ -265,9 +292,7 @@ class _Grid:
                 _, stage, mb = open_[rank].pop(0)
                 action = Action(Kind.W, stage, mb)
             else:
-                stage = rank if leg in (0, 3) else last - rank
-                backward = Kind.I if self.split else Kind.B
-                action = Action(Kind.F if leg < 2 else backward, stage, i)
+                action = Action(self.kinds[leg], rank if leg in (0, 3) else last - rank, i)
                 if leg >= 2:
                     open_[rank].append(action)
             order[rank].append(Slot((action,)))

@@ -7,13 +7,13 @@ from dataclasses import replace
 from functools import lru_cache
 
 from hocket.costs import Costs
+from hocket.deps import SPLIT
 from hocket.errors import UsageError
-from hocket.ir import Kind, Schedule
+from hocket.ir import Schedule
 from hocket.schedules.registry import register
 from hocket.schedules.v_shape_search import Question, search
 from hocket.schedules.zero_bubble import zb_h1, zb_h2
 
-_KINDS = (Kind.F, Kind.I, Kind.W)
 _EVEN, _ROUGH = Costs(), Costs(F=10, I=12, W=7, B=19, latency=3)
 
 
@@ -73,7 +73,7 @@ def _found(
     if costs == _EVEN and min(limits) <= p:
         target = 3 * m + p - 1
     question = Question(
-        "zb-auto", p, m, 1, _KINDS, tuple(min(x, m) for x in limits), costs,
+        "zb-auto", p, m, 1, SPLIT, tuple(min(x, m) for x in limits), costs,
         held=held, metric=metric, target=target, effort=effort, starts=4 if p <= 16 else 8,
         known=(zb_h1(p, m), zb_h2(p, m)),
         also=_ROUGH if costs == _EVEN else None,
