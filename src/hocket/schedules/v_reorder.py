@@ -1,7 +1,7 @@
 """The paper's own way from a building block to an order: repeat, reorder, squeeze.
 
-Everything on a grid of unit times (F = I = W = 1). Imports ir, deps, graph, policy. What
-waits for what, and from when to when a rank holds a stage, it reads from the tables of deps.
+Everything on a grid of unit times (F = I = W = 1). Imports ir, deps, graph, policy. What waits for
+what on the grid, and from when to when a rank holds a stage, comes from the tables of deps.
 
 Source: Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.15362, section 3.
 """
@@ -81,9 +81,10 @@ def blocks_holding(p: int, least: int, most: int) -> list[Block]:
 
 
 def _held(p: int, blocks: list[Block]) -> Array:
-    """The most stages that a rank holds, from F to W, in each block's steady state.
+    """The most stages that a rank holds in each block's steady state; 0 where actions meet.
 
-    0 where actions meet.
+    In closed form, for many blocks at once: a stage is held from its F to its W. It only says
+    which blocks are worth trying; the grid and the search keep to the limit.
     """
     n, at = len(blocks), np.arange(_PERIOD)
     steps = np.array([b.steps for b in blocks], dtype=np.int64).reshape(n, 4, p - 1)
