@@ -185,11 +185,13 @@ def _brought(name: str, package: str, takes_schedule: bool, args: argparse.Names
     if name == "view" and _reads_traces(args):
         takes_schedule = False
     if takes_schedule:
-        args.schedule = _schedule(args)
+        args.word, args.schedule = args.schedule, _schedule(args)
     if package == "runtime":
         from hocket.checker import check
 
-        check(args.schedule).raise_if_bad()
+        args.beside = [(word, _beside(word, args)) for word in getattr(args, "beside", ())]
+        for schedule in (args.schedule, *(other for _, other in args.beside)):
+            check(schedule).raise_if_bad()
     if package in ("runtime", "planner"):  # before it takes long
         for file in ("trace", "output", "stage_costs"):
             _writable(getattr(args, file, None))
@@ -262,6 +264,17 @@ def _schedule(args: argparse.Namespace) -> Schedule:
         return _from_file(args)
     name, options = _named(args.schedule, args.option)
     return _built(name, args, options)
+
+
+def _beside(word: str, args: argparse.Namespace) -> Schedule:
+    """The schedule that another word names; a name takes the size of `args.schedule`."""
+    if _is_file(word):
+        return _from_file(argparse.Namespace(schedule=word, p=None, m=None, v=None))
+    first = args.schedule
+    size = {"p": first.p, "m": first.m // first.placement.slices, "v": args.v}
+    _, given = _named(word)
+    size |= dict.fromkeys(size.keys() & given.keys())  # what differs is told later
+    return _competitor(word, argparse.Namespace(**size)).schedule
 
 
 def _built(name: str, args: argparse.Namespace, options: dict[str, Any]) -> Schedule:

@@ -153,7 +153,8 @@ def test_run_uses_the_processes_that_another_launcher_started():
     contract = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     ranks = [
         subprocess.Popen(
-            command("run", "1f1b", "-p", "2", "-m", "4", "--steps", "3", "--json", *SMALL),
+            command("run", "1f1b", "-p", "2", "-m", "4", "--steps", "3", "--beside", "zb-h1",
+                    "--json", *SMALL),
             env={**os.environ, **contract, "RANK": str(rank)},
             stdout=subprocess.PIPE, text=True,
         )
@@ -161,5 +162,7 @@ def test_run_uses_the_processes_that_another_launcher_started():
     ]  # fmt: skip
     outputs = [rank.communicate(timeout=100)[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
-    assert len(json.loads(outputs[0])["losses"]) == 3
+    found = json.loads(outputs[0])
+    assert len(found["losses"]) == 3
+    assert found["beside"]["losses_differ"] < 1e-4
     assert outputs[1] == ""

@@ -1,6 +1,7 @@
 """Stages that only sleep, for known times: what a schedule costs without what a model costs.
 
-`hocket run ... --model hocket.demo.sleep:build -O f=0.01 -O i=0.01 -O w=0.01`. Imports torch.
+`hocket run ... --model hocket.demo.sleep:build -O f=0.01 -O i=0.01 -O w=0.01`, or `-O costs=FILE`
+for the times of a costs.toml. Imports torch and costs.
 """
 
 from __future__ import annotations
@@ -11,6 +12,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from hocket.costs import Cycle, load_costs, per_stage
+from hocket.errors import CostError, UsageError
+from hocket.measured import SECONDS
 
 __all__ = ["batch", "build", "loss"]
 
@@ -45,7 +50,8 @@ class _Nap(torch.autograd.Function):
 class Sleep(nn.Module):
     """A stage that sleeps `f` seconds in F, `i` in I and `w` in W, and so i + w in B.
 
-    W is where a weight's gradient is complete: there sleeps a hook.
+    W is where a weight's gradient is complete: there sleeps a hook. Ones stay ones, in any number
+    of stages.
     """
 
     carries = False  # slices of a sequence have nothing to do with each other
@@ -56,6 +62,7 @@ class Sleep(nn.Module):
         super().__init__()
         self.f, self.i = f, i
         self.linear = nn.Linear(WIDTH, WIDTH, bias=False)
+        nn.init.eye_(self.linear.weight)
         self.linear.weight.register_post_accumulate_grad_hook(_sleeping(w))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,15 +75,41 @@ def _sleeping(seconds: float) -> Callable[[Tensor], None]:
 
 
 def build(
-    stage: int, n_stages: int, *, f: float = 0.01, i: float = 0.01, w: float = 0.01
-) -> nn.Module:
-    """A stage that sleeps f, i and w seconds; all stages are alike."""
-    return Sleep(f, i, w)
+    stage: int, n_stages: int, *, f: float = 0.01, i: float = 0.01, w: float = 0.01,
+    costs: str | None = None,
+) -> nn.Module:  # fmt: skip
+    """A stage that sleeps f, i and w seconds, all stages alike.
+
+    costs: instead, a costs.toml whose F, I and W each stage sleeps. Lists of fewer values than
+    there are stages are divided: each value is that of as many stages.
+    Raises: CostError, UsageError for a file that is not for such stages, or has no unit of time.
+    """
+    return Sleep(f, i, w) if costs is None else Sleep(*_naps(costs, stage, n_stages))
+
+
+def _naps(file: str, stage: int, n_stages: int) -> tuple[float, float, float]:
+    """Seconds of F, I and W of a stage."""
+    costs = load_costs(file)
+    kinds = (costs.F, costs.I, costs.W)
+    lists = [x for x in kinds if isinstance(x, tuple) and not isinstance(x, Cycle)]
+    if not lists or costs.unit not in SECONDS:
+        raise UsageError(
+            f"{file}: to sleep so long, F, I or W must be a list, one value a stage, and unit one "
+            f"of {', '.join(SECONDS)}"
+        )
+    v, rest = divmod(n_stages, max(map(len, lists)))
+    try:
+        split = costs if rest else costs.split(v)
+        rows = [per_stage(kind, getattr(split, kind), n_stages) for kind in ("F", "I", "W")]
+    except CostError as error:
+        raise CostError(f"{file}: {error}") from None
+    f, i, w = (float(row[stage]) * SECONDS[costs.unit] for row in rows)
+    return f, i, w
 
 
 def loss(output: Tensor, targets: Tensor) -> Tensor:
-    """Mean square of the output; the targets are not read."""
-    return output.square().mean()
+    """Mean square of what the output differs from ones; the targets are not read."""
+    return (output - 1).square().mean()
 
 
 def batch(step: int, size: int, *, seq: int = 8) -> tuple[Tensor, Tensor]:

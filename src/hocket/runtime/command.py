@@ -9,14 +9,22 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hocket import files
 from hocket.errors import RunError
+from hocket.runtime.beside import Arm, beside, beside_text
 from hocket.runtime.launch import cores, join_group, launch
 from hocket.runtime.options import SLEEP, Settings, settings_from
-from hocket.runtime.report import comparison, comparison_text, one_by_one
+from hocket.runtime.report import comparison, comparison_text, milliseconds, one_by_one
+
+if TYPE_CHECKING:
+    from hocket.costs import Costs
+    from hocket.ir import Schedule
+    from hocket.runtime.training import Run
+    from hocket.timeline import Timeline
 
 Tell = Callable[[Any], None]
 
@@ -25,10 +33,12 @@ def run_command(args: argparse.Namespace) -> int:
     """Trains as `hocket run` was told; returns the exit status."""
     settings = settings_from(args)
     if settings.costs:
-        from hocket.costs import load_costs
         from hocket.simulator import simulate
 
-        simulate(settings.schedule, load_costs(settings.costs))  # its faults now, not after a run
+        for _, schedule in settings.orders:  # its faults now, not after a run
+            costs = costs_of_file(settings, schedule)
+            if costs is not None:
+                simulate(schedule, costs)
     return _everywhere(train, settings, args, _print_run)
 
 
@@ -95,13 +105,14 @@ class Progress:
         self.in_place = sys.stdout.isatty()
         self.open = False
 
-    def step(self, news: tuple[int, float, float]) -> None:
-        """Shows (step, loss, seconds)."""
+    def step(self, news: tuple[Any, ...]) -> None:
+        """Shows (step, loss, seconds of each order)."""
         if self.quiet:
             return
-        index, loss, seconds = news
+        index, loss, *seconds = news
         width = len(str(self.steps))
-        text = f"step {index + 1:{width}}/{self.steps}  loss {loss:.4f}  {seconds:.3f} s"
+        text = f"step {index + 1:{width}}/{self.steps}  loss {loss:.4f}"
+        text += "".join(f"  {one:.3f} s" for one in seconds)
         if self.in_place:
             print(f"\r{text}  ", end="", flush=True)
             self.open = True
@@ -118,24 +129,36 @@ class Progress:
 # --- on a rank -------------------------------------------------------------------------------
 
 
+class Outcome(NamedTuple):
+    """One order of a run: its median step, predicted from these costs, or why it is not."""
+
+    run: Run
+    seen: Timeline
+    predicted: Timeline | None
+    costs: Costs | None
+    why: str
+
+
 def train(tell: Tell, settings: Settings) -> dict[str, Any] | None:
     """All of a run on one rank; rank 0 returns what is to be shown."""
-    from hocket.costs import load_costs
-    from hocket.runtime.profile import own_costs, typical
-    from hocket.runtime.training import Trainer
-    from hocket.simulator import simulate
+    from hocket.runtime.training import Trainer, counted, run
 
-    trainer = Trainer(settings)
-    run = trainer.run(_told_by_first(tell, trainer.rank))
-    if trainer.rank != 0:
+    trainers = [Trainer(replace(settings, schedule=one.schedule)) for one in settings.orders]
+    first = trainers[0]
+    runs = run(trainers, _told_by_first(tell, first.rank))
+    seconds = counted(runs, first.pipeline.device) if len(runs) > 1 else []
+    if first.rank != 0:
         return None
-    seen = typical(run.timelines)
-    costs = load_costs(settings.costs) if settings.costs else own_costs(run.timelines, seen)
-    predicted = simulate(one_by_one(settings.schedule), costs)
+    outcomes = [
+        _outcome(settings, order.schedule, one)
+        for order, one in zip(settings.orders, runs, strict=True)
+    ]
+    own = outcomes[0]
+    assert own.predicted is not None and own.costs is not None
     if settings.trace:
         from hocket.trace import write_trace
 
-        write_trace({"predicted": predicted, "measured": seen}, settings.trace)
+        write_trace(_traced(settings, outcomes), settings.trace)
     return {
         "schedule": settings.schedule.name,
         "p": settings.schedule.p,
@@ -143,25 +166,93 @@ def train(tell: Tell, settings: Settings) -> dict[str, Any] | None:
         "slices": settings.schedule.placement.slices,
         "replicas": settings.replicas,
         "queues": len(settings.schedule.queues),
-        "dispatch": trainer.pipeline.dispatch,
+        "dispatch": first.pipeline.dispatch,
         "steps": settings.steps,
         "batch": settings.batch,
         "model": settings.model,
         "device": settings.device,
         "cores": cores(),
-        "losses": run.losses,
-        "seconds": run.seconds,
+        "shared_cores": shared_cores(settings),
+        "predicted_cores": own.costs.cores,
+        "losses": own.run.losses,
+        "seconds": own.run.seconds,
         "costs": settings.costs,
-        "steps_compared": len(run.timelines),
-        **comparison(predicted, seen),
+        "steps_compared": len(own.run.timelines),
+        **comparison(own.predicted, own.seen),
         "trace": settings.trace,
+        "beside": beside(_arms(settings, outcomes, seconds)) if seconds else None,
     }
 
 
-def _told_by_first(tell: Tell, rank: int) -> Callable[[int, float, float], None]:
-    def shown(index: int, loss: float, seconds: float) -> None:
+def shared_cores(settings: Settings) -> int | None:
+    """How many cores of this machine all ranks share; None where each may have one to itself."""
+    here = os.environ.get("LOCAL_WORLD_SIZE") == os.environ.get("WORLD_SIZE")  # or launched by us
+    works = settings.device == "cpu" and settings.model != SLEEP
+    return cores() if here and works and cores() < settings.nproc else None
+
+
+def counted_cores(settings: Settings) -> int | None:
+    """The cores that the times of one pipeline are read with: None where replicas took part too."""
+    return shared_cores(settings) if settings.replicas == 1 else None
+
+
+def costs_of_file(settings: Settings, schedule: Schedule) -> Costs | None:
+    """The costs of an order's stages, from a file with those of the first order's.
+
+    Stages of others are parts of these, or several of them together; None where they are neither.
+    """
+    from hocket.costs import load_costs
+    from hocket.explain import recut
+
+    costs = load_costs(settings.costs or "")
+    if settings.model == SLEEP:
+        costs = replace(costs, cores=None)  # who sleeps needs none
+    return recut(costs, settings.schedule, schedule)
+
+
+def _outcome(settings: Settings, schedule: Schedule, run: Run) -> Outcome:
+    """What a run of a schedule was like, and what was to be expected."""
+    from hocket.runtime.profile import own_costs, typical
+    from hocket.simulator import simulate
+
+    seen = typical(run.timelines)
+    if settings.costs:
+        costs = costs_of_file(settings, schedule)
+    else:
+        costs = own_costs(run.timelines, seen, counted_cores(settings))
+    if costs is None:
+        numbers = (s.placement.n_stages for s in (settings.schedule, schedule))
+        why = "{} is for {} stages, and it has {}".format(settings.costs, *numbers)
+        return Outcome(run, seen, None, None, why)
+    return Outcome(run, seen, simulate(one_by_one(schedule), costs), costs, "")
+
+
+def _traced(settings: Settings, outcomes: Sequence[Outcome]) -> dict[str, Timeline]:
+    """The timelines of a run by name; last what readers of a trace take, the first order's."""
+    out: dict[str, Timeline] = {}
+    for order, one in reversed([*zip(settings.orders, outcomes, strict=True)]):
+        word = "" if one is outcomes[0] else f"{order.word} "
+        if one.predicted is not None:
+            out[f"{word}predicted"] = one.predicted
+        out[f"{word}measured"] = one.seen
+    return out
+
+
+def _arms(
+    settings: Settings, outcomes: Sequence[Outcome], seconds: Sequence[Sequence[float]]
+) -> list[Arm]:
+    out = []
+    for order, one, took in zip(settings.orders, outcomes, seconds, strict=True):
+        t = one.predicted
+        ms = None if t is None else milliseconds(t) * float(t.makespan)
+        out.append(Arm(order.word, took, one.run.losses, ms, one.why))
+    return out
+
+
+def _told_by_first(tell: Tell, rank: int) -> Callable[..., None]:
+    def shown(*news: Any) -> None:
         if rank == 0:
-            tell((index, loss, seconds))
+            tell(news)
 
     return shown
 
@@ -178,16 +269,27 @@ def _print_run(result: dict[str, Any], as_json: bool) -> None:
         f"{result['steps_compared']} steps, predicted from {source}"
     )
     print(comparison_text(result))
-    ranks = result["p"] * result["replicas"]
-    if result["model"] != SLEEP and result["device"] == "cpu" and result["cores"] < ranks:
-        print(
-            f"\n{ranks} ranks share {result['cores']} cores here: actions take longer while "
-            f"others run. For the schedule alone: --model {SLEEP}"
-        )
+    if result["beside"] is not None:
+        print(f"\n{beside_text(result['beside'])}")
+    if result["shared_cores"] is not None:
+        print(f"\n{_sharing_text(result)}")
     if result["queues"] > result["p"] and result["dispatch"] != "queues":
         print("\nThe queues of a rank ran one after the other; --dispatch queues is side by side.")
     if result["trace"]:
         print(f"\ntrace: {result['trace']} (predicted and measured; open it at ui.perfetto.dev)")
+
+
+def _sharing_text(result: dict[str, Any]) -> str:
+    shared, counted = result["shared_cores"], result["predicted_cores"]
+    cores = "core" if shared == 1 else "cores"
+    head = f"{result['p'] * result['replicas']} ranks share {shared} {cores} here"
+    if counted is None:
+        told = ": actions take longer while others run, and the prediction does not know that"
+    elif counted == shared:
+        told = ", and the prediction counts on that"
+    else:
+        told = f", but the prediction counts on the {counted} that {result['costs']} names"
+    return f"{head}{told}. For the schedule alone: --model {SLEEP}"
 
 
 def measure(tell: Tell, settings: Settings) -> dict[str, Any] | None:
@@ -213,7 +315,8 @@ def measure(tell: Tell, settings: Settings) -> dict[str, Any] | None:
     if trainer.rank != 0:
         return None
     probes = {s: p for part in gathered for s, p in part.items()}
-    seen = readings(run.timelines, "ms", waited=True)
+    shared = counted_cores(settings)
+    seen = readings(run.timelines, "ms", waited=True, cores=shared)
     sizes = bytes_of(probes, seen.n_stages)
     parts = {s: p.parts for s, p in probes.items()}
     costs = seen.costs("median", "low", parts=parts, sizes=sizes)
@@ -223,7 +326,13 @@ def measure(tell: Tell, settings: Settings) -> dict[str, Any] | None:
         f"m={settings.sequences}, {settings.model}, batch {settings.batch}",
         f"medians of {len(run.timelines)} steps; lane.recv is the time between two actions",
     ]
-    if settings.device == "cpu" and cores() < settings.nproc:
+    if shared is not None:
+        note += [
+            f"{settings.nproc} ranks shared {shared} cores: times are those of a rank with a core "
+            f"to itself, and cores = {shared}",
+            "says that they share; delete that line to plan for a machine with a core a rank",
+        ]
+    elif shared_cores(settings) is not None:
         note.append(
             f"{settings.nproc} ranks shared {cores()} cores: times are longer than with one each, "
             "and a plan counts on one each"

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hocket.errors import UsageError
 
@@ -21,11 +22,22 @@ SLEEP = "hocket.demo.sleep:build"
 DISPATCH = ("receive", "gate", "ready", "queues")
 
 
+class Order(NamedTuple):
+    """A built schedule, and the word that it was asked for by."""
+
+    word: str
+    schedule: Schedule
+
+
 @dataclass(frozen=True)
 class Settings:
-    """What to train and how, as given; `schedule` is built already."""
+    """What to train and how, as given; `schedule` is built already.
+
+    orders: the schedule and those beside it, no two by the same word.
+    """
 
     schedule: Schedule
+    orders: tuple[Order, ...]
     nproc: int
     steps: int
     batch: int
@@ -49,13 +61,18 @@ class Settings:
     @property
     def sequences(self) -> int:
         """What -m says: microbatches, before their sequences are cut into slices."""
-        return self.schedule.placement.m // self.schedule.placement.slices
+        return _sequences(self.schedule)
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `hocket run`; the schedule's own are the caller's."""
     _add_common(parser, steps=20)
     group = parser.add_argument_group("what is shown")
+    group.add_argument(
+        "--beside", action="append", default=[], metavar="SCHEDULE",
+        help="train with this one too, step by step in turn, and compare the times (a name takes "
+        "the same p and m); again for more",
+    )  # fmt: skip
     group.add_argument("--trace", metavar="FILE", help="write predicted and measured as one trace")
     group.add_argument(
         "--costs", metavar="FILE", help="predict from this costs.toml (default: from this run)"
@@ -115,7 +132,7 @@ def settings_from(args: argparse.Namespace) -> Settings:
     from hocket.moe import has_phases  # and with it numpy: not for --help
 
     schedule = args.schedule
-    p, m = schedule.p, schedule.placement.m // schedule.placement.slices
+    p, m = schedule.p, _sequences(schedule)
     model = args.model or (MOE if has_phases(schedule.placement) else DEMO)
     nproc = _processes(p, model, args.nproc)
     batch = 2 * m if args.batch is None else args.batch
@@ -130,12 +147,61 @@ def settings_from(args: argparse.Namespace) -> Settings:
         raise UsageError(
             f"--batch is {batch}, but the schedule has {m} microbatches; give {m} or more"
         )
+    options = _model_options(args)
+    orders = [Order(getattr(args, "word", schedule.name), schedule)]
+    orders += [Order(*pair) for pair in getattr(args, "beside", ())]
+    _refuse_unlike(orders, model, options)
     return Settings(
-        schedule=schedule, nproc=nproc, steps=args.steps, batch=batch, model=model,
-        model_options=_model_options(args), data=args.data, lr=args.lr, seed=args.seed,
+        schedule=schedule, orders=_distinct(orders), nproc=nproc, steps=args.steps, batch=batch,
+        model=model, model_options=options, data=args.data, lr=args.lr, seed=args.seed,
         dispatch=args.dispatch, verify=args.verify, timeout=args.timeout, device=args.device,
         trace=getattr(args, "trace", None), costs=getattr(args, "costs", None),
     )  # fmt: skip
+
+
+def _sequences(schedule: Schedule) -> int:
+    """Microbatches, before their sequences are cut into slices."""
+    return schedule.placement.m // schedule.placement.slices
+
+
+def _refuse_unlike(orders: Sequence[Order], model: str, options: dict[str, Any]) -> None:
+    """Raises UsageError where orders cannot train the same model on the same batches."""
+    from hocket.moe import has_phases
+
+    first = orders[0]
+    for word, schedule in orders[1:]:
+        for what, count in (
+            ("ranks (-p)", lambda s: s.p),
+            ("microbatches (-m)", _sequences),
+            ("slices of a sequence", lambda s: s.placement.slices),
+        ):
+            ours, theirs = count(first.schedule), count(schedule)
+            if ours != theirs:
+                raise UsageError(
+                    f"--beside {word}: the number of {what} is {theirs}, but {first.word} has "
+                    f"{ours}; it must be the same"
+                )
+        placements = first.schedule.placement, schedule.placement
+        if has_phases(placements[0]) != has_phases(placements[1]):
+            raise UsageError(
+                f"--beside {word}: one of {first.word} and {word} cuts stages into phases and the "
+                "other does not, so no model fits both"
+            )
+        ours, theirs = (placement.n_stages for placement in placements)
+        if model == SLEEP and "costs" not in options and ours != theirs:
+            raise UsageError(
+                f"--beside {word}: it has {theirs} stages, but {first.word} has {ours}, and each "
+                "sleeps as long; give -O costs=FILE, which is divided among the stages"
+            )
+
+
+def _distinct(orders: Sequence[Order]) -> tuple[Order, ...]:
+    """The orders with a number after a word that was there before."""
+    words = [order.word for order in orders]
+    return tuple(
+        Order(f"{word} ({n})" if (n := words[: i + 1].count(word)) > 1 else word, schedule)
+        for i, (word, schedule) in enumerate(orders)
+    )
 
 
 def _processes(p: int, model: str, asked: int | None) -> int:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import UsageError
+from hocket.runtime.beside import turns
 from hocket.runtime.carry import whole
 from hocket.runtime.options import Settings
 from hocket.runtime.pipeline import Pipeline
@@ -31,7 +32,10 @@ LEFT_OUT = ("size", "stage", "n_stages", "step", "slices", "group")  # what the 
 
 
 class Task(NamedTuple):
-    """What is trained. `build(stage)` makes a module, `batch(step)` gives inputs and targets."""
+    """What is trained. `build(stage)` makes a module, `batch(step)` gives inputs and targets.
+
+    Also a module that draws its weights without asking for the seed is the same on every rank.
+    """
 
     build: Callable[[int], nn.Module]
     loss: Callable[[Any, Any], Tensor]
@@ -69,8 +73,14 @@ def task_from(settings: Settings, *, slices: int | None = None, group: Any = Non
     if "group" in inspect.signature(build).parameters:
         build_options["group"] = group
     batch_options = {k: options[k] for k in _takes(batch, options)}
+
+    def seeded(stage: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1_000_003 * settings.seed + stage)
+            return build(stage, n, **build_options)
+
     return Task(
-        build=lambda stage: build(stage, n, **build_options),
+        build=seeded,
         loss=loss,
         batch=lambda step: batch(step, settings.batch, **batch_options),
     )
@@ -121,18 +131,26 @@ def _cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
 
 
 def _groups(settings: Settings) -> tuple[Any, Any]:
-    """The groups of this rank's pipeline and of its replicas; None where there is one of them."""
+    """The groups of this rank's pipeline and of its replicas.
+
+    None for the default group, where that is the only pipeline's, and where there are no replicas.
+    """
     if settings.replicas == 1:
-        return None, None
+        alone = len(settings.orders) == 1
+        return None if alone else _new_group(range(settings.nproc), settings.timeout), None
     p, world, rank = settings.schedule.p, settings.nproc, torch.distributed.get_rank()
     made = [
-        torch.distributed.new_group([*ranks], timeout=timedelta(seconds=settings.timeout))
+        _new_group(ranks, settings.timeout)
         for ranks in (
             *(range(first, first + p) for first in range(0, world, p)),
             *(range(r, world, p) for r in range(p)),
         )
     ]
     return made[rank // p], made[settings.replicas + rank % p]
+
+
+def _new_group(ranks: Iterable[int], timeout: float) -> Any:
+    return torch.distributed.new_group([*ranks], timeout=timedelta(seconds=timeout))
 
 
 class Adam:
@@ -161,15 +179,22 @@ class Adam:
 
 @dataclass(frozen=True)
 class Run:
-    """What a run gave: the loss and the seconds of each step, the timelines of the last ones."""
+    """What a run gave: the loss and the seconds of each step, the timelines of the last ones.
+
+    inside: the seconds of each step that this rank spent in `Pipeline.step`.
+    """
 
     losses: list[float]
     seconds: list[float]
+    inside: list[float]
     timelines: list[Timeline]
 
 
 class Trainer:
-    """The modules of this rank, their optimiser and the pipeline of a run."""
+    """The modules of this rank, their optimiser and the pipeline of a run.
+
+    A pipeline is on a process group of its own where the settings have several orders.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self.settings, self.rank = settings, torch.distributed.get_rank()
@@ -196,28 +221,25 @@ class Trainer:
         parameters = [p for module in self.modules.values() for p in module.parameters()]
         self.optimizer = Adam(parameters, settings.lr)
 
-    def step(self, index: int) -> float:
-        """The loss of one training step; every replica takes a batch of its own."""
+    def step(self, index: int) -> tuple[float, float]:
+        """The loss of one training step, and the seconds of it in `Pipeline.step`.
+
+        Every replica takes a batch of its own. With several orders, all ranks begin together.
+        """
         batch = self.task.batch(index * self.settings.replicas + self.replica)
+        if len(self.settings.orders) > 1:
+            self.pipeline._guarded(torch.distributed.barrier, "the barrier before the step")
+        started = perf_counter()
         loss = self.pipeline.step(*batch).to(self.pipeline.device)
+        inside = perf_counter() - started
         if self.replicas is not None:
             torch.distributed.all_reduce(loss, group=self.replicas)
         self.optimizer.step()
-        return float(loss) / self.settings.replicas
+        return float(loss) / self.settings.replicas, inside
 
-    def run(self, shown: Callable[[int, float, float], None], kept: int = KEPT) -> Run:
-        """All steps; `shown(step, loss, seconds)` is called after each."""
-        steps = self.settings.steps
-        first = max(min(WARM, steps - 1), steps - kept)
-        losses, seconds, timelines = [], [], []
-        for index in range(steps):
-            started = perf_counter()
-            losses.append(self.step(index))
-            seconds.append(perf_counter() - started)
-            shown(index, losses[-1], seconds[-1])
-            if index >= first:
-                timelines.append(flat(self.pipeline.gather_timeline()))
-        return Run(losses, seconds, timelines)
+    def run(self, shown: Callable[..., None], kept: int = KEPT) -> Run:
+        """All steps of this one alone, see `run`."""
+        return run([self], shown, kept)[0]
 
     def calls_seen(self) -> dict[int, list[tuple[tuple[Any, ...], dict[str, Any]]]]:
         """The arguments of a forward of each stage, from one step whose gradients are dropped.
@@ -246,6 +268,44 @@ class Trainer:
             del vars(stages[s])["_call"]
             module.zero_grad()
         return seen
+
+
+def warm(steps: int) -> int:
+    """How many first steps of a run are not counted."""
+    return min(WARM, steps - 1)
+
+
+def run(trainers: Sequence[Trainer], shown: Callable[..., None], kept: int = KEPT) -> list[Run]:
+    """All steps of each trainer, one step of each in turn; who begins changes with every step.
+
+    `shown(step, loss, seconds, ...)` is called after each: the loss of the first, seconds of all.
+    """
+    steps = trainers[0].settings.steps
+    first = max(warm(steps), steps - kept)
+    runs = [Run([], [], [], []) for _ in trainers]
+    for index in range(steps):
+        for i in turns(index, len(trainers)):
+            started = perf_counter()
+            loss, inside = trainers[i].step(index)
+            runs[i].seconds.append(perf_counter() - started)
+            runs[i].losses.append(loss)
+            runs[i].inside.append(inside)
+            if index >= first:
+                runs[i].timelines.append(flat(trainers[i].pipeline.gather_timeline()))
+        shown(index, runs[0].losses[-1], *(one.seconds[-1] for one in runs))
+    return runs
+
+
+def counted(runs: Sequence[Run], device: torch.device) -> list[list[float]]:
+    """Seconds of each counted step of each run, `[run, step]`: of the rank it took longest on.
+
+    Each rank reads its own clock, from when all have met to its return from `Pipeline.step`, so
+    that ranks may be on several machines. Batches and optimiser do not count. Collective.
+    """
+    times = [one.inside[warm(len(one.inside)) :] for one in runs]
+    longest = torch.tensor(times, dtype=torch.float64, device=device)
+    torch.distributed.all_reduce(longest, torch.distributed.ReduceOp.MAX)
+    return longest.tolist()
 
 
 def unpipelined(settings: Settings) -> list[float]:
