@@ -1,6 +1,6 @@
 """What no order can beat: lower bounds of the makespan, with their argument.
 
-Imports ir, deps (through graph), costs, timeline.
+Imports ir, deps, graph, costs, policy.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.costs import Costs, CostTable, Number, Ticks, fused_rule, quotient
+from hocket.deps import BACKWARDS
 from hocket.graph import edges
 from hocket.ir import COMPUTE, Array, Kind, Placement, Schedule, kinds_of, lay, mbs_of, stages_of
 from hocket.policy import all_actions
@@ -105,10 +106,10 @@ def _one_microbatch_a_path(
     one = Schedule.from_lines(schedule.name, whole.placement, lines)
     table = CostTable(costs, one)
     time = table.occupied()
-    either = runs[Kind.B] & runs[Kind.I]
+    either = np.all(runs[[*BACKWARDS]], axis=0)
     place = (stages_of(one.codes), mbs_of(one.codes))
     shortest = np.full(either.shape, time.max(initial=0))
-    backward = np.isin(kinds_of(one.codes), (Kind.B, Kind.I)) & either[place]
+    backward = np.isin(kinds_of(one.codes), BACKWARDS) & either[place]
     spot = tuple(x[backward] for x in place)
     np.minimum.at(shortest, spot, time[backward])
     time[backward] = shortest[spot]

@@ -1,6 +1,6 @@
 """Seconds and bytes as plain data, and how they become durations of slots and delays of edges.
 
-Imports ir, graph, errors.
+Imports ir, deps, graph, errors.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from hocket import loops
+from hocket.deps import MESSAGE, SIDES
 from hocket.errors import CostError, UsageError
 from hocket.files import read_text
 from hocket.graph import sources_by_stage
@@ -405,7 +406,7 @@ class CostTable:
             loops.gather_work, len(s.codes),
             (
                 s.codes, s.slots, self.table.ravel(), self.table.shape[1],
-                s.placement.n_stages, s.placement.slices, *_FUSED, rule == "max",
+                s.placement.n_stages, s.placement.slices, *SIDES, rule == "max",
             ),
             (work, fused),
         )  # fmt: skip
@@ -436,11 +437,11 @@ class CostTable:
         if self.costs.lane is None:
             return before, after
         if s.has_communication:
-            receives = (Kind.RECV_F, Kind.RECV_B), (Kind.SEND_F, Kind.SEND_B)
+            sends, receives, _ = zip(*MESSAGE.values(), strict=True)
         else:
-            receives = (Kind.F, Kind.B, Kind.I), (Kind.F, Kind.B, Kind.I)
+            sends = receives = tuple(MESSAGE)
         kinds = kinds_of(s.codes)
-        for lane, some, time in ((before, receives[0], receive), (after, receives[1], send)):
+        for lane, some, time in ((before, receives, receive), (after, sends, send)):
             lane[np.logical_or.reduceat(np.isin(kinds, some), s.slots[:-1])] = time
         return before, after
 
@@ -475,10 +476,6 @@ class CostTable:
         forward = (kinds == Kind.F) | (kinds == Kind.SEND_F)
         boundary = np.where(forward, stages, stages - 1)
         return self._latency + self._wires_ticks[boundary]
-
-
-# Which kinds are the forward, and which the backward, of a slot that runs both.
-_FUSED = tuple(np.array([kind in some for kind in Kind]) for some in ((Kind.F,), (Kind.B, Kind.I)))
 
 
 # --- costs.toml -----------------------------------------------------------------------------

@@ -9,7 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from hocket.ir import Kind
+import numpy as np
+
+from hocket.ir import Array, Kind
 
 
 class Need(NamedTuple):
@@ -59,6 +61,12 @@ MESSAGE: dict[Kind, tuple[Kind, Kind, int]] = {
     Kind.I: (Kind.SEND_B, Kind.RECV_B, -1),
 }
 
+# The kinds that make the gradient of a stage's input: a whole backward, or the first part of one.
+BACKWARDS = tuple(kind for kind, (send, _, _) in MESSAGE.items() if send is Kind.SEND_B)
+
+# Which kinds are forwards and which are those backwards, `[kind]` both.
+SIDES = tuple(np.array([kind in some for kind in Kind]) for some in ((Kind.F,), BACKWARDS))
+
 # The other side of each message, and the stage offset to it.
 PARTNER: dict[Kind, tuple[Kind, int]] = {
     kind: other
@@ -74,6 +82,10 @@ CONSUMERS: dict[Kind, tuple[Kind, ...]] = {
     for _, receive, _ in MESSAGE.values()
 }
 
+# The send, of the same stage and microbatch, that tells how large a received message is: a
+# gradient is as large as the output that it belongs to. The receive is posted after it.
+SIZED_BY: dict[Kind, Kind] = {Kind.RECV_B: Kind.SEND_F}
+
 
 class Effect(NamedTuple):
     """Change of memory by one action: what it takes at its start, what it gives back at its end.
@@ -85,10 +97,10 @@ class Effect(NamedTuple):
     takes: dict[str, int]
     frees: dict[str, int]
 
-    def of(self, sizes: Mapping[str, Any]) -> tuple[float, float]:
+    def of(self, sizes: Mapping[str, Any]) -> tuple[Any, Any]:
         """What it takes and what it gives back, of quantities with these sizes alone."""
         took, freed = (
-            float(sum(factor * sizes[name] for name, factor in changes.items() if name in sizes))
+            sum(factor * sizes[name] for name, factor in changes.items() if name in sizes)
             for changes in self
         )
         return took, freed
@@ -112,3 +124,17 @@ EVALUATION: dict[Kind, Effect] = {
         takes={"in_flight": 1, "activation": 1}, frees={"in_flight": 1, "activation": 1}
     ),
 }
+
+
+def changes(
+    sizes: Mapping[str, Any], shape: tuple[int, ...] = (), *, forward_only: bool = False
+) -> Array:
+    """What each kind takes at its start and gives back at its end, `[2, kind, *shape]`.
+
+    sizes: of the quantities that count, each a number or an array that fits `shape`.
+    forward_only: for an order without any backward.
+    """
+    table = np.zeros((2, len(Kind), *shape))
+    for kind, effect in (EVALUATION if forward_only else EFFECTS).items():
+        table[0, kind], table[1, kind] = effect.of(sizes)
+    return table

@@ -416,9 +416,8 @@ def peak(timeline: Timeline) -> float:
     """Memory of the fullest rank: bytes, or microbatches in flight of 1/p of the model."""
     if timeline.bytes != Bytes():
         return max(timeline.peak_bytes)
-    placement = timeline.schedule.placement
-    parts = max(placement.n_stages / timeline.schedule.p, 1) * placement.slices
-    return max(r.peak_in_flight for r in timeline.ranks) / parts
+    s = timeline.schedule
+    return timeline.in_flight(max(s.placement.n_stages / s.p, 1))
 
 
 def recut(costs: Costs, before: Schedule, after: Schedule) -> Costs | None:

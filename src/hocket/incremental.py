@@ -1,6 +1,6 @@
 """An order under change: each change simulates again only what it can have moved.
 
-For searches that try many orders that differ in little. Imports loops, graph, costs, timeline.
+For searches that try many orders that differ in little. Imports loops, deps, graph, costs.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import numpy as np
 
 from hocket import loops
 from hocket.costs import Costs, CostTable, Number
-from hocket.deps import EFFECTS, EVALUATION
+from hocket.deps import changes
 from hocket.errors import ScheduleError
 from hocket.graph import Graph, all_edges, graph, longest_path
-from hocket.ir import Array, Kind, Line, Queue, Schedule, kinds_of
+from hocket.ir import Array, Line, Queue, Schedule, kinds_of
 
 UNIT = Costs()
 _HAIR = 1e-9
@@ -187,10 +187,7 @@ def _state(g: Graph, table: CostTable) -> dict[str, Array]:
 
 def _in_flight(schedule: Schedule, held: float) -> tuple[Array, Array]:
     """Microbatches that each slot takes when it starts, and gives back when it ends."""
-    effects = EVALUATION if schedule.is_forward_only else EFFECTS
-    table = np.zeros((2, len(Kind)))
-    for kind, effect in effects.items():
-        table[:, kind] = effect.of({"activation": 1, "held": held})
+    table = changes({"activation": 1, "held": held}, forward_only=schedule.is_forward_only)
     by_action = table[:, kinds_of(schedule.codes)]
     out = np.zeros((2, schedule.n_slots))
     for row, values in zip(out, by_action, strict=True):

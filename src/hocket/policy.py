@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.costs import Costs, CostTable
-from hocket.deps import EFFECTS
+from hocket.deps import changes
 from hocket.graph import edges
 from hocket.ir import Array, Kind, Placement, Schedule, encode, kinds_of, lay, mbs_of
 
@@ -56,8 +56,7 @@ class _Greedy:
         self.path = paths.tolist()
         self.n_paths = len(work.placement.paths)
         kinds = kinds_of(work.codes)
-        self.takes = [EFFECTS[Kind(k)].takes.get("in_flight", 0) for k in kinds.tolist()]
-        self.frees = [EFFECTS[Kind(k)].frees.get("in_flight", 0) for k in kinds.tolist()]
+        self.takes, self.frees = changes({"in_flight": 1})[:, kinds].astype(int).tolist()
         self._successors(table, n)
         self.ready = [[[] for _ in range(self.n_paths + 1)] for _ in work.queues]
         self.flight = [[0] * self.n_paths for _ in work.queues]
@@ -164,7 +163,7 @@ class Trials:
     An order says in which sequence each queue runs its forwards and backwards. Weight gradients
     (where backwards are split) go where they fit: into a wait that is long enough, before a
     forward that the limit would stop, and after everything else. In flight counts as in
-    `EFFECTS`: stage by stage, from the start of F to the end of W (or B). With `held` below 1
+    `deps.EFFECTS`: stage by stage, from the start of F to the end of W (or B). With `held` below 1
     only that share of a stage counts from the end of I on.
     """
 
@@ -181,10 +180,7 @@ class Trials:
         self.duration = self._padded(before + table.work() + after)
         self.far = np.inf if self.duration.dtype == np.float64 else np.int64(2**62)
         kinds = kinds_of(work.codes)
-        changes = np.zeros((2, len(Kind)))
-        for kind, effect in EFFECTS.items():
-            changes[:, kind] = effect.of({"activation": 1, "held": held})
-        takes, frees = changes[:, kinds]
+        takes, frees = changes({"activation": 1, "held": held})[:, kinds]
         self.takes = self._padded(takes) > 0
         self.change = self._padded(takes - frees)
         self._needs(table, kinds)

@@ -285,14 +285,13 @@ def _row(competitor: Competitor, costs: Costs) -> Row:
     v = max(1, schedule.placement.n_stages // schedule.p)
     costs = costs_of(schedule, costs)
     timeline = simulate(schedule, costs)
-    flight = max(r.peak_in_flight for r in timeline.ranks) / v / schedule.placement.slices
     return Row(
         schedule=competitor.label,
         v=v,
         makespan=timeline.makespan,
         span=timeline.span,
         bubble_ratio=timeline.bubble_ratio,
-        in_flight=flight,
+        in_flight=timeline.in_flight(v),
         peak_bytes=max(r.peak_bytes for r in timeline.ranks),
         weights=schedule.placement.weight_copies,
         formula=_formula(competitor, costs),

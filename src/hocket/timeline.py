@@ -14,7 +14,7 @@ import numpy as np
 
 from hocket import loops
 from hocket.costs import Bytes, Number, Ticks, per_stage
-from hocket.deps import EFFECTS, EVALUATION
+from hocket.deps import SIDES, changes
 from hocket.graph import Graph
 from hocket.ir import Array, Kind, Queue, Schedule, Slot, kinds_of, stages_of
 
@@ -95,10 +95,6 @@ class _Gaps(NamedTuple):
     phase: Array
 
 
-# Which kinds are forwards and which begin the backward: what the phases go by.
-_SIDES = tuple(np.array([kind in some for kind in Kind]) for some in ((Kind.F,), (Kind.B, Kind.I)))
-
-
 @dataclass(frozen=True, eq=False)
 class Timeline:
     """The times of every action of a schedule.
@@ -172,6 +168,10 @@ class Timeline:
         """1 - busy / (queues x makespan); waiting and transfers are not busy."""
         whole = float(self.makespan) * len(self._worked)
         return 1 - sum(float(r.busy) for r in self.ranks) / whole if whole else 0.0
+
+    def in_flight(self, v: float) -> float:
+        """Microbatches in flight on the fullest rank; v stages, and all slices, count as one."""
+        return max(r.peak_in_flight for r in self.ranks) / v / self.schedule.placement.slices
 
     @cached_property
     def ranks(self) -> tuple[RankSummary, ...]:
@@ -362,15 +362,9 @@ class Timeline:
         """What an action takes at its start and frees at its end, `[2, kind, stage]`."""
         s = self.schedule
         n = s.placement.n_stages
-        sizes = {"in_flight": (1,)} if quantity == "in_flight" else self._sizes(n)
+        sizes = {"in_flight": 1} if quantity == "in_flight" else self._sizes(n)
         wanted = {k: np.array(x, float) for k, x in sizes.items() if quantity in (k, "bytes")}
-        table = np.zeros((2, len(Kind), n))
-        for kind, effect in (EVALUATION if s.is_forward_only else EFFECTS).items():
-            for row, changes in enumerate((effect.takes, effect.frees)):
-                for name, factor in changes.items():
-                    if name in wanted:
-                        table[row, kind] += factor * wanted[name]
-        return table
+        return changes(wanted, (n,), forward_only=s.is_forward_only)
 
     def _sizes(self, n: int) -> dict[str, tuple[Number, ...]]:
         b = self.bytes
@@ -428,7 +422,7 @@ class Timeline:
             loops.idleness, len(s.codes),
             (
                 s.codes, s.slots, starts, self._occupying, self._begin, self._finish, self._until,
-                *_SIDES, self._first.item(),
+                *SIDES, self._first.item(),
             ),
             (causes, phases, free, phase_of),
         )  # fmt: skip

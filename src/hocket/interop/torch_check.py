@@ -1,6 +1,6 @@
 """Every fault of a CSV for torch.distributed.pipelining, those that torch never tells among them.
 
-Imports checker, errors, ir, torch_csv, torch_lowering and torch_text.
+Imports checker, deps, errors, ir, torch_csv, torch_lowering and torch_text.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from itertools import pairwise
 from typing import Any
 
 from hocket.checker import check
+from hocket.deps import ENDS, PARTNER
 from hocket.errors import Problem, ScheduleError
 from hocket.interop.torch_csv import (
     TorchOrder,
@@ -22,7 +23,7 @@ from hocket.interop.torch_csv import (
     titan_name,
     torch_order,
 )
-from hocket.interop.torch_lowering import lower_as_torch
+from hocket.interop.torch_lowering import lower_as_torch, sources_of
 from hocket.interop.torch_text import (
     HOUSEKEEPING,
     OVERLAP,
@@ -35,7 +36,6 @@ from hocket.interop.torch_text import (
 from hocket.ir import Kind, Schedule, kinds_of, mbs_of, stages_of
 
 RUNTIMES = ("runtime", "multi")
-_ENDS = ("B", "W")
 
 
 @dataclass(frozen=True)
@@ -285,10 +285,9 @@ def _housekeeping(file: TorchFile, form: str) -> Iterator[Problem]:
         ends: dict[int, Cell] = {}
         reduced: dict[int, list[Cell]] = {}
         for cell in row:
+            ends |= {action.stage: cell for action in cell.item.actions if action.kind in ENDS}
             for leaf in cell.item.leaves:
-                if leaf.stage is not None and leaf.type in _ENDS:
-                    ends[leaf.stage] = cell
-                elif leaf.stage is not None and leaf.type == "REDUCE_GRAD":
+                if leaf.stage is not None and leaf.type == "REDUCE_GRAD":
                     reduced.setdefault(leaf.stage, []).append(cell)
         for stage, end in ends.items():
             yield from _reduction(rank, stage, end, reduced.get(stage, []))
@@ -341,8 +340,7 @@ def _within_a_rank(file: TorchFile, schedule: Schedule) -> Iterator[Problem]:
     for rank, cell in file.cells():
         if not cell.item.is_message or cell.item.stage is None:
             continue
-        up = cell.item.type in ("SEND_F", "RECV_B")
-        other = cell.item.stage + (1 if up else -1)
+        other = cell.item.stage + PARTNER[Kind[cell.item.type]][1]
         if 0 <= other < len(path) and path[other] == path[cell.item.stage]:
             yield _problem(
                 rank, cell, f"{cell.item}: stage {other} is on rank {rank} too; torch hands its "
@@ -352,21 +350,19 @@ def _within_a_rank(file: TorchFile, schedule: Schedule) -> Iterator[Problem]:
 
 def _lock_step(file: TorchFile, schedule: Schedule) -> Iterator[Problem]:
     """PipelineScheduleMulti receives in the column in which the other rank computes."""
-    at = {leaf: (rank, cell) for rank, cell in file.cells() for leaf in cell.item.leaves}
-    for leaf, (rank, cell) in at.items():
-        if cell.item.type == OVERLAP or leaf.stage is None:
+    at = {action: (rank, cell) for rank, cell in file.cells() for action in cell.item.actions}
+    for action, (rank, cell) in at.items():
+        if cell.item.type == OVERLAP:
             continue
-        shift = -1 if leaf.type == "F" else 1
-        sources = ("F",) if leaf.type == "F" else ("I", "B")
-        for source in (Item(t, leaf.stage + shift, leaf.mb) for t in sources):
-            if leaf.type not in ("F", "B", "I") or source not in at or at[source][0] == rank:
+        for source in sources_of(action):
+            if source not in at or at[source][0] == rank:
                 continue
             if at[source][1].column >= cell.column:
                 yield _problem(
-                    rank, cell, f"{leaf} stands no later than {source} (rank {at[source][0]} cell "
-                    f"{at[source][1].column}); PipelineScheduleMulti goes by columns and would "
-                    "compute on what is not there: pad with empty cells (export --padded), or use "
-                    "_PipelineScheduleRuntime",
+                    rank, cell, f"{action} stands no later than {source} (rank {at[source][0]} "
+                    f"cell {at[source][1].column}); PipelineScheduleMulti goes by columns and "
+                    "would compute on what is not there: pad with empty cells (export --padded), "
+                    "or use _PipelineScheduleRuntime",
                 )  # fmt: skip
 
 

@@ -1,6 +1,6 @@
 """Schedules as CSV files of torch.distributed.pipelining, out and in.
 
-Imports checker, graph, lower, ir, placing, torch_lowering and torch_text.
+Imports checker, deps, graph, lower, ir, placing, torch_lowering and torch_text.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import PurePath
 import numpy as np
 
 from hocket.checker import check
+from hocket.deps import BACKWARDS
 from hocket.errors import ScheduleError, UsageError
 from hocket.graph import graph, longest_path
 from hocket.interop.placing import placement_of
@@ -261,7 +262,7 @@ def _items(slot: Slot) -> list[Item]:
     """A slot as one item where it is a forward and a backward, else its parts one by one."""
     parts = tuple(item_of(action) for action in slot)
     kinds = {action.kind for action in slot}
-    if len(slot) == 2 and Kind.F in kinds and kinds & {Kind.B, Kind.I}:
+    if len(slot) == 2 and Kind.F in kinds and not kinds.isdisjoint(BACKWARDS):
         return [Item(OVERLAP, parts=parts)]
     return list(parts)
 

@@ -11,15 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hocket.deps import MESSAGE, NEEDS
+from hocket.deps import CONSUMERS, ENDS, MESSAGE, NEEDS, PARTNER
 from hocket.errors import ScheduleError
-from hocket.interop.torch_text import Item
-from hocket.ir import Kind
+from hocket.interop.torch_text import Item, item_of
+from hocket.ir import Action, Kind
 
 Rows = list[list[Item]]
 ACTIVE_STAGES = 3  # how many stages of a rank torch keeps unsharded at a time
-_BACKWARDS = ("B", "W")  # what ends the gradient of a microbatch
-_CONSUMERS = {"F": "RECV_F", "B": "RECV_B", "I": "RECV_B"}
+_RECEIVE = {user: receive for receive, users in CONSUMERS.items() for user in users}
 
 
 def lower_as_torch(rows: Sequence[Sequence[Item]], *, defer: bool = False) -> Rows:
@@ -73,7 +72,7 @@ def add_reduce_grad(row: Sequence[Item]) -> list[Item]:
     """A rank's items with REDUCE_GRAD behind the last backward of each stage."""
     last: dict[int | None, int] = {}
     for i, item in enumerate(row):
-        last |= {leaf.stage: i for leaf in item.leaves if leaf.type in _BACKWARDS}
+        last |= {action.stage: i for action in item.actions if action.kind in ENDS}
     out: list[Item] = []
     for i, item in enumerate(row):
         out.append(item)
@@ -88,7 +87,7 @@ def _add_messages(rows: Rows) -> Rows:
     Every rank in turn puts down its next item if it has what that needs.
     """
     ranks = {leaf.stage: rank for rank, row in enumerate(rows) for x in row for leaf in x.leaves}
-    at, out, there = [0] * len(rows), [list[Item]() for _ in rows], [set[Item]() for _ in rows]
+    at, out, there = [0] * len(rows), [list[Item]() for _ in rows], [set[Action]() for _ in rows]
     moved = True
     while moved:
         moved = False
@@ -96,19 +95,20 @@ def _add_messages(rows: Rows) -> Rows:
             if at[rank] == len(row):
                 continue
             item = row[at[rank]]
-            if not all(_is_ready(leaf, there[rank], ranks) for leaf in item.leaves):
+            actions = item.actions
+            if not all(_is_ready(action, there[rank], ranks) for action in actions):
                 continue
             at[rank] += 1
             moved = True
             out[rank].append(item)
-            for leaf in item.leaves:
-                there[rank].add(leaf)
-                message = _message(leaf, rank, ranks)
+            for action in actions:
+                there[rank].add(action)
+                message = _message(action, rank, ranks)
                 if message is not None:
                     send, receive = message
-                    out[rank].append(send)
+                    out[rank].append(item_of(send))
                     to = ranks[receive.stage]
-                    out[to].append(receive)
+                    out[to].append(item_of(receive))
                     there[to].add(receive)
     stuck = [str(row[i]) for i, row in zip(at, rows, strict=True) if i < len(row)]
     if stuck:
@@ -116,29 +116,34 @@ def _add_messages(rows: Rows) -> Rows:
     return out
 
 
-def _is_ready(item: Item, there: set[Item], ranks: dict[int | None, int]) -> bool:
-    """True when the results of other stages that an item needs are on its rank."""
-    if item.type not in ("F", "B", "I"):
+def sources_of(action: Action) -> list[Action]:
+    """The results of the neighbouring stage of which an action needs one."""
+    return [
+        Action(kind, action.stage + shift, action.mb)
+        for need in NEEDS[action.kind] if not need.step
+        for kind, shift in need.sources if shift and kind in MESSAGE
+    ]  # fmt: skip
+
+
+def _is_ready(action: Action, there: set[Action], ranks: dict[int | None, int]) -> bool:
+    """True when what an action needs of another stage is on its rank."""
+    sources = [source for source in sources_of(action) if source.stage in ranks]
+    if not sources:
         return True
-    assert item.stage is not None
-    for need in NEEDS[Kind[item.type]]:
-        wanted = [Item(kind.name, item.stage + shift, item.mb) for kind, shift in need.sources]
-        other = wanted[-1].stage != item.stage and not need.step
-        if other and wanted[-1].stage in ranks and there.isdisjoint(wanted):
-            return False
-    return True
+    return not there.isdisjoint([action._replace(kind=_RECEIVE[action.kind]), *sources])
 
 
-def _message(item: Item, rank: int, ranks: dict[int | None, int]) -> tuple[Item, Item] | None:
+def _message(
+    action: Action, rank: int, ranks: dict[int | None, int]
+) -> tuple[Action, Action] | None:
     """The SEND and the RECV of a result that another rank needs."""
-    if item.type not in ("F", "B", "I"):
+    if action.kind not in MESSAGE:
         return None
-    assert item.stage is not None
-    send, receive, shift = MESSAGE[Kind[item.type]]
-    to = item.stage + shift
+    send, receive, shift = MESSAGE[action.kind]
+    to = action.stage + shift
     if ranks.get(to, rank) == rank:
         return None
-    return Item(send.name, item.stage, item.mb), Item(receive.name, to, item.mb)
+    return action._replace(kind=send), Action(receive, to, action.mb)
 
 
 def _deferred_as_torch(rows: Rows) -> Rows:
@@ -152,16 +157,16 @@ def _deferred_as_torch(rows: Rows) -> Rows:
         line: list[Item] = []
         waiting: dict[Item, int] = {}  # a RECV, and the rank that sends it
         for item in row:
-            assert item.stage is not None or item.parts
-            if item.type in ("RECV_F", "RECV_B"):
-                waiting[item] = ranks[(item.stage or 0) + (-1 if item.type == "RECV_F" else 1)]
-                continue
-            if item.type in ("SEND_F", "SEND_B"):
-                peer = ranks[(item.stage or 0) + (1 if item.type == "SEND_F" else -1)]
+            if item.is_message:
+                kind = Kind[item.type]
+                peer = ranks[(item.stage or 0) + PARTNER[kind][1]]
+                if kind in CONSUMERS:
+                    waiting[item] = peer
+                    continue
                 flushed = [r for r, sender in waiting.items() if rank < peer == sender]
             else:
-                wanted = [Item(_CONSUMERS.get(x.type, ""), x.stage, x.mb) for x in item.leaves]
-                flushed = [r for r in wanted if r in waiting]
+                read = [a._replace(kind=_RECEIVE.get(a.kind, a.kind)) for a in item.actions]
+                flushed = [r for r in map(item_of, read) if r in waiting]
             for receive in flushed:
                 del waiting[receive]
             line += [*flushed, item]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.deps import CONSUMERS
+from hocket.deps import CONSUMERS, SIZED_BY
 from hocket.ir import Kind, Line, Schedule, kinds_of, mbs_of, stages_of
 
 
@@ -67,10 +67,10 @@ def _placed(schedule: Schedule, slots: range, lead: int) -> list[int]:
     before: dict[int, list[int]] = {}
     for i in receives:
         a = bounds[i]
-        at = (stages[a], mbs[a])
-        user = min(where[k, *at][1] for k in CONSUMERS[Kind(kinds[a])] if (k, *at) in where)
+        kind, at = Kind(kinds[a]), (stages[a], mbs[a])
+        user = min(where[k, *at][1] for k in CONSUMERS[kind] if (k, *at) in where)
         place = computes[max(user - lead, 0)]
-        sent = where.get((Kind.SEND_F, *at)) if kinds[a] == Kind.RECV_B else None
+        sent = where.get((SIZED_BY[kind], *at)) if kind in SIZED_BY else None
         before.setdefault(place if sent is None else max(place, sent[0] + 1), []).append(i)
     out: list[int] = []
     for place, i in enumerate(others):

@@ -1,6 +1,6 @@
 """What no order of a problem can beat, with the argument: work, chains and memory.
 
-Imports problem, bounds.
+Imports problem, bounds, deps, ir.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from itertools import product
 import numpy as np
 
 from hocket.bounds import Bound, shared_bound
+from hocket.deps import BACKWARDS
 from hocket.ir import Array, Kind
 from hocket.planner.problem import Problem
 
@@ -118,7 +119,7 @@ def _memory_bounds(
 def _back(problem: Problem, forward: int) -> tuple[int, int | None]:
     """The backward of a forward, and its W if the backward is split."""
     same = (problem.path == problem.path[forward]) & (problem.stage == problem.stage[forward])
-    back = np.flatnonzero(same & ((problem.kind == Kind.B) | (problem.kind == Kind.I)))[0]
+    back = np.flatnonzero(same & np.isin(problem.kind, BACKWARDS))[0]
     later = np.flatnonzero(same & (problem.kind == Kind.W))
     return int(back), int(later[0]) if len(later) else None
 
@@ -136,7 +137,7 @@ def _area(problem: Problem, forward: int, lags: Array) -> float:
 def _warm_up(problem: Problem, mine: Array, lags: Array, cap: float) -> float:
     """Idle time before a queue's first backward: only so many forwards fit."""
     forwards = mine[problem.kind[mine] == Kind.F]
-    backs = mine[(problem.kind[mine] == Kind.B) | (problem.kind[mine] == Kind.I)]
+    backs = mine[np.isin(problem.kind[mine], BACKWARDS)]
     if not len(forwards) or (problem.take[forwards] <= 0).any():
         return 0.0
     wait = min(max(lags[f, b] for f in forwards) for b in backs)

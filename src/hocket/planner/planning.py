@@ -192,7 +192,7 @@ class _Planning:
             self.schedules.append((value, made, costs, name))
         return Entrant(
             name=name, p=made.p, v=v, weights=copies, makespan=timeline.makespan,
-            span=timeline.span, value=None if why else value, in_flight=_flight(timeline, v),
+            span=timeline.span, value=None if why else value, in_flight=timeline.in_flight(v),
             peak_bytes=max(r.peak_bytes for r in timeline.ranks), why=why,
         )  # fmt: skip
 
@@ -348,7 +348,7 @@ class _Planning:
         return Entrant(
             name=f"{contest.by}: {contest.variant.name}", p=made.p, v=contest.variant.v,
             weights=made.placement.weight_copies, makespan=timeline.makespan, span=timeline.span,
-            value=value, in_flight=_flight(timeline, contest.variant.v),
+            value=value, in_flight=timeline.in_flight(contest.variant.v),
             peak_bytes=max(r.peak_bytes for r in timeline.ranks), why=why,
         )  # fmt: skip
 
@@ -415,12 +415,6 @@ def repeated(schedule: Schedule, times: int) -> Schedule:
 
 def _absent(name: str, p: int, v: int, why: str) -> Entrant:
     return Entrant(name, p, v, 0.0, None, None, None, None, None, why)
-
-
-def _flight(timeline: Timeline, v: int) -> float:
-    """The fullest rank, in microbatches of a rank's whole share."""
-    slices = timeline.schedule.placement.slices
-    return max(r.peak_in_flight for r in timeline.ranks) / v / slices
 
 
 def _barred(request: Request, made: Schedule, known: bool) -> str:

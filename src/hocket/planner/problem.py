@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 
 from hocket.costs import Bytes, Costs, CostTable, Number, Ticks, per_stage
-from hocket.deps import EFFECTS
+from hocket.deps import EFFECTS, SPLIT, WHOLE
 from hocket.graph import edges
 from hocket.ir import (
     Array,
@@ -29,8 +29,6 @@ from hocket.ir import (
 )
 from hocket.policy import all_actions
 
-WHOLE = (Kind.F, Kind.B)
-SPLIT = (Kind.F, Kind.I, Kind.W)
 _SLACK = 1e-9
 
 

@@ -207,10 +207,9 @@ def _units(program: Program) -> tuple[list[Unit], tuple[int, ...]]:
     for i, before, behind in made:
         action = program.entries[i].action
         posts = tuple(post_of[program.entries[w].action] for w in before)
-        effect = EFFECTS[program.action(program.entries[i]).kind]
-        change = effect.takes.get("in_flight", 0) - effect.frees.get("in_flight", 0)
+        took, freed = EFFECTS[program.action(program.entries[i]).kind].of({"in_flight": 1})
         needs = frozenset(unit_of[a] for a in program.local.get(action, ()) if a in unit_of)
-        units.append(Unit(action, needs, posts, before, i, tuple(behind), change))
+        units.append(Unit(action, needs, posts, before, i, tuple(behind), took - freed))
     return units, rest
 
 

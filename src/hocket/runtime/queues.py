@@ -1,6 +1,6 @@
 """A rank's queues at the same time: one thread for each, which waits for what the others make.
 
-Imports execute, program, graph.
+Imports deps, execute, program, graph.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from hocket.deps import SIZED_BY
 from hocket.errors import RunError
 from hocket.graph import graph
 from hocket.ir import Kind, Schedule
@@ -23,9 +24,6 @@ from hocket.runtime.execute import Call, Execution, Parts
 from hocket.runtime.program import Entry, Program, Role
 
 PATIENCE = 2.0  # seconds that the other threads get to end once one has failed
-
-
-_BACKWARDS = (Kind.B, Kind.I, Kind.W)
 
 
 def _locked(lock: threading.Lock, call: Call, mb: int) -> None:
@@ -90,7 +88,7 @@ class QueueExecution(Execution):
         lock = threading.Lock()
         for i, entry in enumerate(self.program.entries):
             kind, stage, mb = self.program.action(entry)
-            if entry.role is Role.RUN and kind in _BACKWARDS and held[stage] & shared:
+            if entry.role is Role.RUN and kind != Kind.F and held[stage] & shared:
                 self.calls[i] = (partial(_locked, lock, self.calls[i][0]), mb)
 
     def run(self) -> None:
@@ -292,16 +290,10 @@ def _needs(program: Program, queue: list[int]) -> dict[int, list[int]]:
 
 
 def _sizes(program: Program) -> list[tuple[int, int]]:
-    """Each receive of gradients with the send of the output, which says how large they are."""
-    sends: dict[tuple[int, int], int] = {}
-    posts: dict[tuple[int, int], int] = {}
-    for entry in program.entries:
-        kind, stage, mb = program.action(entry)
-        if entry.role is Role.SEND and kind == Kind.SEND_F:
-            sends[stage, mb] = entry.action
-        elif entry.role is Role.POST and kind == Kind.RECV_B:
-            posts[stage, mb] = entry.action
-    return [(action, sends[key]) for key, action in posts.items() if key in sends]
+    """Each receive with the send that says how large its message is."""
+    at = {program.action(e): e.action for e in program.entries if e.role in (Role.SEND, Role.POST)}
+    sized = {a: a._replace(kind=SIZED_BY[a.kind]) for a in at if a.kind in SIZED_BY}
+    return [(at[receive], at[send]) for receive, send in sized.items() if send in at]
 
 
 def _refuse_mixed(program: Program) -> None:
