@@ -6,7 +6,7 @@ Imports costs, deps, graph, ir, timeline; no torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
@@ -198,25 +198,20 @@ class Readings:
         time: Typical = "mean",
         gap: Typical = "mean",
         *,
-        parts: Mapping[int, tuple[float, float]] | None = None,
         sizes: Bytes | None = None,
     ) -> Costs:
         """Costs that predict such a timeline: typical actions, typical gaps as receive lane.
 
         time, gap: what is typical of actions, and of what lies between them ("low", the lower
         quartile, where long ones are those of a busy machine). A kind that the order does not
-        have comes from those it has: `parts` tells by stage how long I and W take where a whole
-        backward takes 1 (else half each). With slices the times are those of the mean slice, and
-        each slice has one factor for all.
+        have comes from those it has: a whole backward is I and W, and these are half of it each.
+        With slices the times are those of the mean slice, and each slice has one factor for all.
         """
-        known = parts or {}
         f, i, w, b = (self._by_stage(x, time) for x in (Kind.F, Kind.I, Kind.W, Kind.B))
         for s in range(self.n_stages):
-            of_i, of_w = known.get(s, (0.5, 0.5))
-            if b[s] is None:
-                b[s] = ((i[s] or 0.0) + (w[s] or 0.0)) / (of_i + of_w)
-            i[s] = b[s] * of_i if i[s] is None else i[s]
-            w[s] = b[s] * of_w if w[s] is None else w[s]
+            b[s] = (i[s] or 0.0) + (w[s] or 0.0) if b[s] is None else b[s]
+            i[s] = b[s] / 2 if i[s] is None else i[s]
+            w[s] = b[s] / 2 if w[s] is None else w[s]
         lane = getattr(self.between, gap)
         latency = max(0.0, getattr(self.latency, gap) - lane)
         return Costs(
@@ -330,6 +325,22 @@ def _of_ranks(s: Schedule) -> Array:
     """Which actions are whose, `[rank, action]`."""
     rank = s.rank_of_queue[s.queue_of_slot[s.slot_of_action]]
     return rank == np.arange(s.p)[:, None]
+
+
+def together(whole: Readings, split: Readings) -> Readings:
+    """One order run with whole backwards and run with split ones, as one: all four kinds.
+
+    What a forward takes longer where its backward is split (of the medians) is counted to I.
+    """
+    actions = dict(whole.actions)
+    for (kind, stage, part), spread in split.actions.items():
+        if kind == Kind.I:
+            forward = Kind.F, stage, part
+            more = max(0.0, split.actions[forward].median - whole.actions[forward].median)
+            spread = Spread(*(x + more for x in spread[:4]), spread.count)
+        if kind in (Kind.I, Kind.W):
+            actions[kind, stage, part] = spread
+    return replace(whole, actions=actions)
 
 
 class _Gaps(NamedTuple):

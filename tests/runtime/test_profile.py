@@ -15,7 +15,8 @@ from hocket.deps import CONSUMERS
 from hocket.errors import UsageError
 from hocket.ir import action_of, encode
 from hocket.lower import insert_communication
-from hocket.measured import readings
+from hocket.lower.backward import split_backward
+from hocket.measured import readings, together
 from hocket.runtime.launch import launch
 from hocket.runtime.report import comparison, comparison_text, flat, one_by_one
 from hocket.schedules import entries
@@ -60,8 +61,18 @@ def test_slices_of_growing_cost_come_back_as_factors_of_the_mean_slice():
 
 def test_a_kind_the_schedule_lacks_comes_from_those_it_has():
     timeline = seen(hocket.build("1f1b", p=2, m=4), Costs(F=1.0, B=4.0, unit="ms"))
-    costs = readings([timeline]).costs("median", parts={0: (0.75, 0.5)})
-    assert (costs.I, costs.W) == ((3.0, 2.0), (2.0, 2.0))  # split, stage 0 takes 5 and not 4
+    assert readings([timeline]).costs().I == readings([timeline]).costs().W == (2.0, 2.0)
+    timeline = seen(hocket.build("zb-h1", p=2, m=4), Costs(F=1.0, I=3.0, W=2.0, unit="ms"))
+    assert readings([timeline]).costs().B == (5.0, 5.0)
+
+
+def test_an_order_seen_both_ways_has_all_kinds_and_splitting_its_cost():
+    order = hocket.build("1f1b", p=2, m=4)
+    whole = readings([seen(order, Costs(F=2.0, B=4.0, unit="ms"))])
+    split = readings([seen(split_backward(order), Costs(F=2.5, I=3.0, W=2.0, unit="ms"))])
+    costs = together(whole, split).costs()
+    assert (costs.F, costs.B) == ((2.0, 2.0), (4.0, 4.0))
+    assert (costs.I, costs.W) == ((3.5, 3.5), (2.0, 2.0))  # a split forward takes 0.5 longer
 
 
 def test_time_for_messages_that_were_there_is_found_though_they_are_seen_when_waited_for():

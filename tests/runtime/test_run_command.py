@@ -79,11 +79,21 @@ def test_profile_writes_costs_that_simulate_reads(tmp_path, capsys):
     assert main([*words, *SMALL]) == 0
     assert "F of stage 0" in capsys.readouterr().out
     costs = hocket.load_costs(str(file))
-    assert all(x > 0 for values in (costs.F, costs.I, costs.W) for x in values)
+    assert all(x > 0 for values in (costs.F, costs.I, costs.W, costs.B) for x in values)
+    assert tuple(i + w for i, w in zip(costs.I, costs.W, strict=True)) != costs.B
     sizes = costs.bytes
     assert sizes.message == (16 * 2 * 16 * 4, 256 * 2 * 16 * 4)
     assert all(held > 0 for held in sizes.held)
     assert main(["simulate", "zb-h1", "-p", "2", "-m", "4", "--costs", str(file)]) == 0
+
+
+def test_profile_of_the_order_as_it_is_halves_a_whole_backward(tmp_path, capsys):
+    file = tmp_path / "costs.toml"
+    words = ["profile", "1f1b", "-p", "2", "-m", "4", "--steps", "2", "--output", str(file)]
+    assert main([*words, *SMALL, "--backward", "own", "--json"]) == 0
+    costs = hocket.load_costs(str(file))
+    assert costs.I == costs.W
+    assert pytest.approx([2 * x for x in costs.I], rel=1e-4) == costs.B
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from hocket import files
 from hocket.errors import RunError
 from hocket.runtime.beside import Arm, beside, beside_text
 from hocket.runtime.launch import cores, join_group, launch
-from hocket.runtime.options import SLEEP, Settings, settings_from
+from hocket.runtime.options import SLEEP, Order, Settings, settings_from
 from hocket.runtime.report import comparison, comparison_text, milliseconds, one_by_one
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ def run_command(args: argparse.Namespace) -> int:
 def profile_command(args: argparse.Namespace) -> int:
     """Measures as `hocket profile` was told, writes the costs; returns the exit status."""
     settings = settings_from(args)
+    if args.backward == "both":
+        settings = replace(settings, orders=both_ways(settings.schedule))
     args.output = args.output or "costs.toml"
 
     def show(result: dict[str, Any], as_json: bool) -> None:
@@ -292,19 +294,30 @@ def _sharing_text(result: dict[str, Any]) -> str:
     return f"{head}{told}. For the schedule alone: --model {SLEEP}"
 
 
+def both_ways(schedule: Schedule) -> tuple[Order, ...]:
+    """The schedule with whole backwards and with split ones; as it is where it has phases."""
+    from hocket.lower.backward import split_backward, whole_backward
+    from hocket.moe import has_phases
+
+    if has_phases(schedule.placement):
+        return (Order(schedule.name, schedule),)
+    whole, split = whole_backward(schedule), split_backward(schedule)
+    return Order("whole backwards", whole), Order("split backwards", split)
+
+
 def measure(tell: Tell, settings: Settings) -> dict[str, Any] | None:
     """All of a profile on one rank; rank 0 returns the costs and how they spread."""
     from torch import distributed
 
     from hocket.costs import costs_toml
-    from hocket.measured import readings
+    from hocket.measured import readings, together
     from hocket.runtime.profile import bytes_of, probe
-    from hocket.runtime.training import Trainer
+    from hocket.runtime.training import Trainer, run
 
-    trainer = Trainer(settings)
-    shown = _told_by_first(tell, trainer.rank)
+    trainers = [Trainer(replace(settings, schedule=one.schedule)) for one in settings.orders]
+    trainer = trainers[0]
     calls = trainer.calls_seen()
-    run = trainer.run(shown, kept=settings.steps)
+    runs = run(trainers, _told_by_first(tell, trainer.rank), kept=settings.steps)
     found = {}
     for turn in range(settings.schedule.p):  # none disturbs another; replicas may meet in a stage
         if turn == trainer.rank % settings.schedule.p:
@@ -316,15 +329,16 @@ def measure(tell: Tell, settings: Settings) -> dict[str, Any] | None:
         return None
     probes = {s: p for part in gathered for s, p in part.items()}
     shared = counted_cores(settings)
-    seen = readings(run.timelines, "ms", waited=True, cores=shared)
-    sizes = bytes_of(probes, seen.n_stages)
-    parts = {s: p.parts for s, p in probes.items()}
-    costs = seen.costs("median", "low", parts=parts, sizes=sizes)
+    each = [readings(one.timelines, "ms", waited=True, cores=shared) for one in runs]
+    seen = each[0] if len(each) == 1 else together(*each)
+    costs = seen.costs("median", "low", sizes=bytes_of(probes, seen.n_stages))
     text = _spread_text(seen)
     note = [
         f"measured by hocket profile: {settings.schedule.name}, p={settings.schedule.p}, "
         f"m={settings.sequences}, {settings.model}, batch {settings.batch}",
-        f"medians of {len(run.timelines)} steps; lane.recv is the time between two actions",
+        f"medians of {len(runs[0].timelines)} steps"
+        + (", of as many with split backwards" if len(runs) > 1 else "")
+        + "; lane.recv is the time between two actions",
     ]
     if shared is not None:
         note += [
@@ -337,7 +351,7 @@ def measure(tell: Tell, settings: Settings) -> dict[str, Any] | None:
             f"{settings.nproc} ranks shared {cores()} cores: times are longer than with one each, "
             "and a plan counts on one each"
         )
-    return {"toml": costs_toml(costs, note), "text": text, "losses": run.losses}
+    return {"toml": costs_toml(costs, note), "text": text, "losses": runs[0].losses}
 
 
 def _spread_text(seen: Any) -> str:

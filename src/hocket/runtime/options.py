@@ -82,6 +82,11 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 def add_profile_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of `hocket profile`; the schedule's own are the caller's."""
     _add_common(parser, steps=10)
+    parser.add_argument(
+        "--backward", choices=("both", "own"), default="both",
+        help="both: the order with whole backwards and with split ones, step by step in turn; "
+        "holds the model twice. own: as the schedule has them (default: both)",
+    )  # fmt: skip
     group = parser.add_argument_group("what is written")
     group.add_argument("--output", metavar="FILE", help="where (default: costs.toml); also -o FILE")
 

@@ -37,18 +37,16 @@ def own_costs(timelines: Sequence[Timeline], one: Timeline, cores: int | None = 
 
 # --- the stages themselves -------------------------------------------------------------------
 
-REPEATS = 5  # of each call of a stage
 Call = tuple[tuple[Any, ...], dict[str, Any]]  # arguments and keyword arguments of a forward
 
 
 class Probe(NamedTuple):
-    """One stage by itself: bytes, and how long I and W take where a whole backward takes 1."""
+    """One stage by itself, in bytes."""
 
     static: int
     activation: int
     held: int
     message: int
-    parts: tuple[float, float]
 
 
 def probe(module: nn.Module, calls: Sequence[Call]) -> Probe:
@@ -57,7 +55,6 @@ def probe(module: nn.Module, calls: Sequence[Call]) -> Probe:
     static: weights, their gradients and two moments of Adam. activation: what a forward keeps.
     held: what of it, and of the output gradients, waits for W.
     """
-    import numpy as np
     import torch
 
     from hocket.runtime import split
@@ -67,11 +64,10 @@ def probe(module: nn.Module, calls: Sequence[Call]) -> Probe:
     module = copy.deepcopy(module)
     parameters = list(module.parameters())
     own = {p.untyped_storage().data_ptr() for p in [*parameters, *module.buffers()]}
+    kept: dict[int, int] = {}
 
     def fresh(t: Any) -> Any:
         return t.detach().clone().requires_grad_(t.is_floating_point())
-
-    kept: dict[int, int] = {}
 
     def keep(t: Any) -> Any:
         storage = t.untyped_storage()
@@ -79,50 +75,25 @@ def probe(module: nn.Module, calls: Sequence[Call]) -> Probe:
             kept[storage.data_ptr()] = storage.nbytes()
         return t
 
-    def forward(call: Call) -> tuple[int, list[Any], list[Any]]:
-        """Bytes of the message, the outputs to go back from, and their gradients."""
-        args, kwargs = map_tensors(call, fresh)
-        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-            out = module(*args, **kwargs)
-        roots = [t for t in tensors_of(out) if t.requires_grad]
-        message = sum(t.nbytes for t in tensors_of(out[0] if carries(module) else out))
-        return message, roots, [torch.ones_like(t) for t in roots]
-
-    times, sizes = [], []
+    sizes = []
     with split.prepare(module) as plan:
-        for call in (one for one in calls for _ in range(REPEATS)):
-            _, roots, ones = forward(call)
-            clocks = [_now()]
-            torch.autograd.backward(roots, ones)
-            whole = _now() - clocks[0]
+        for args, kwargs in (map_tensors(call, fresh) for call in calls):
             kept.clear()
-            message, roots, ones = forward(call)
-            clocks = [_now()]
+            hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t)
+            with torch.enable_grad(), hooks:
+                out = module(*args, **kwargs)
+            message = sum(t.nbytes for t in tensors_of(out[0] if carries(module) else out))
+            roots = [t for t in tensors_of(out) if t.requires_grad]
             with plan.input_backward() as pending:
-                torch.autograd.backward(roots, ones)
-            clocks.append(_now())
+                torch.autograd.backward(roots, [torch.ones_like(t) for t in roots])
             sizes.append((sum(kept.values()), pending.nbytes, message))
             pending.run()
-            clocks.append(_now())
-            times.append((whole, *np.diff(clocks)))
-    quickest = np.array(times).reshape(len(calls), REPEATS, 3).min(axis=1)  # least disturbed
-    b, i, w = quickest.sum(axis=0).tolist()
     activation, held, message = (round(fmean(column)) for column in zip(*sizes, strict=True))
     return Probe(
         4 * sum(p.nbytes for p in parameters if p.requires_grad)
         + sum(p.nbytes for p in parameters if not p.requires_grad),
-        activation, held, message, (i / b, w / b),
+        activation, held, message,
     )  # fmt: skip
-
-
-def _now() -> float:
-    from time import perf_counter
-
-    import torch
-
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        torch.cuda.synchronize()
-    return perf_counter()
 
 
 def bytes_of(probes: Mapping[int, Probe], n_stages: int) -> Bytes:
