@@ -12,9 +12,11 @@ from hocket.errors import PlanError, UsageError
 from hocket.ir import linear, vshape
 from hocket.planner import Request, plan
 from hocket.planner.bound import best_bound
+from hocket.planner.partition import stages_from
 from hocket.planner.problem import SPLIT, WHOLE, problem
 from hocket.planner.report import as_json, as_text
 from hocket.planner.search import Arena, Search, kernels
+from hocket.planner.sensitivity import sensitivity
 
 pytestmark = pytest.mark.skipif(not kernels().compiled, reason="searches need numba to be fast")
 LANES = Costs(F=(80, 92, 76, 84), I=(80, 92, 76, 84), W=(40, 46, 38, 42), lane=(10, 10))
@@ -226,3 +228,40 @@ def test_where_splitting_costs_more_than_idle_cores_lose_the_plan_keeps_backward
     shared = plan(Request(p=4, m=8, costs=dear, in_flight=4, rounds=1))
     assert not shared.schedule.has_split_backward
     assert alone.value < shared.value
+
+
+# --- what other settings give ---------------------------------------------------------------------
+
+
+def test_faster_links_never_give_a_slower_plan():
+    costs = Costs(F=101, I=97, W=53, latency=30, lane=(3, 2))
+    found = plan(asked("v", costs=costs, in_flight=3, split=True, rounds=6))
+    rows = {c.what: c for c in sensitivity(found, seconds=0.1).changes}
+    assert rows["links are 10 % faster"].value <= found.value
+    assert rows["one more in flight a rank"].value <= found.value
+    assert rows["one more microbatch"].per_microbatch == rows["one more microbatch"].value / 9
+
+
+def test_a_layer_moved_is_told_with_the_order_kept():
+    layers = Costs(F=(3, 2, 2, 2, 2, 5), latency=1)
+    found = plan(Request(p=2, m=4, layers=layers, shapes=("linear",), v=(1,), rounds=1))
+    rows = {c.what: c.value for c in sensitivity(found, seconds=0.1).changes}
+    assert found.layers == (4, 2) or found.layers == (3, 3)
+    a, b = found.layers
+    moved = {
+        "a layer of stage 0 in stage 1": stages_from(layers, (a - 1, b + 1)),
+        "a layer of stage 1 in stage 0": stages_from(layers, (a + 1, b - 1)),
+    }
+    for what, costs in moved.items():
+        assert rows[what] == simulate(found.schedule, costs).makespan
+    assert rows["links are 10 % faster"] <= found.value
+    assert "one more microbatch" in rows
+
+
+def test_a_gigabyte_is_only_added_to_limits_in_bytes():
+    small = Costs(bytes=Bytes(activation=1))
+    found = plan(Request(p=2, m=4, costs=small, memory=8, rounds=1, search=False))
+    assert "1 GB more a rank" not in {c.what for c in sensitivity(found, seconds=0.1).changes}
+    large = Costs(bytes=Bytes(activation=1e9))
+    found = plan(Request(p=2, m=4, costs=large, memory=8e9, rounds=1, search=False))
+    assert "1 GB more a rank" in {c.what for c in sensitivity(found, seconds=0.1).changes}

@@ -1,17 +1,18 @@
 """`hocket plan`: the files it writes can be used, and what it is given is used or refused."""
 
 import json
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
 
 from hocket import build, load_costs, simulate, write_trace
 from hocket.cli import main
-from hocket.planner import Request
+from hocket.planner import Request, command, variants
 from hocket.planner.command import request_of
 from hocket.planner.options import add_plan_arguments
 from hocket.planner.report import FUSED
+from hocket.planner.sensitivity import jittered
 from hocket.text import load
 
 COSTS = "F = [10, 14]\nI = [10, 14]\nW = 8\nlatency = 2\n"
@@ -136,3 +137,84 @@ def test_a_plan_for_shared_cores_says_so(here, capsys):
     words = ["-p", 4, "-m", 8, "--costs", "shared.toml", "--no-search", "--no-named"]
     _, out, _ = _run(capsys, "plan", *words, "-v", 1)
     assert "4 ranks share 2 cores" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--memory", "inf"], "--memory: expected 4 or 4,3,2,1 or alike, found 'inf'"),
+        (["--in-flight", "1e400"], "--in-flight: expected 4 or 4,3,2,1 or alike, found '1e400'"),
+        (["--seed", "-5"], "seed is -5; it must be a whole number, 0 or more"),
+        (["--copies", 0], "copies is 0; it must be a whole number, 1 or more"),
+        (["--slices", -2], "slices is -2; it must be a whole number, 1 or more"),
+        (["--rounds", 0], "rounds is 0; it must be a whole number, 1 or more"),
+        (["-v", "4-2"], "-v: 4-2 has no numbers; give the smaller one first"),
+        (["--memory", 1], "memory is a limit in bytes, but the costs have none; give [bytes] in "
+                          "them, or a limit in microbatches (in_flight)"),
+        (["--layers", "costs.toml", "--costs", "costs.toml"],
+         "the costs of layers have all times; leave out those of stages (costs)"),
+        (["--jitter", -1], "--jitter is -1; it must be above 0, such as 0.05 for 5 %"),
+        (["--jitter", "inf"], "--jitter is inf; it must be above 0, such as 0.05 for 5 %"),
+        (["--jitter", 0.1, "--objective", "span"],
+         "--jitter compares makespans; leave out --objective span"),
+        (["--output", "a.svg"], "--output a.svg: it is written as .sched; name it so; `hocket show "
+                                "FILE.sched -o FILE.svg` draws it"),
+        (["--stage-costs", "a.json"], "--stage-costs a.json: it is written as .toml; name it so"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_planned_is_told_in_one_sentence(here, capsys, words, said):
+    status, _, error = _run(capsys, "plan", "-p", 2, "-m", 4, "--no-search", *words)
+    assert (status, error) == (2, f"hocket: {said}\n")
+    assert not (here / "a.svg").exists()
+
+
+def test_an_order_that_is_best_under_jitter_is_named_where_it_is_written(here, capsys, monkeypatch):
+    other = build("1f1b", p=2, m=4)
+
+    def swapped(found, spread):
+        return replace(jittered(found, spread), best=other)
+
+    monkeypatch.setattr(command, "jittered", swapped)
+    words = ["-p", 2, "-m", 4, "--no-search", "--jitter", 0.1, "--output", "a.sched"]
+    _, out, _ = _run(capsys, "plan", *words)
+    assert "written: a.sched (1f1b, the best when times vary)" in out
+    assert load("a.sched") == other
+
+
+def test_an_interrupt_after_the_search_leaves_the_plan(here, capsys, monkeypatch):
+    def stopped(found):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command, "sensitivity", stopped)
+    words = ["-p", 2, "-m", 4, *QUICK, "--sensitivity", "--output", "a.sched"]
+    status, out, error = _run(capsys, "plan", *words)
+    assert status == 0 and "sensitivity" not in json.loads(out)
+    assert "without all that was asked" in error
+    assert load("a.sched").p == 2
+
+
+def test_several_numbers_of_ranks_are_of_one_model(here, capsys):
+    """Costs are of the first p: at twice the ranks a rank has half of it."""
+    words = ["-m", 8, "--shapes", "linear", "-v", 1, "--no-named", *QUICK]
+    _, out, _ = _run(capsys, "plan", "-p", "4,8", *words)
+    assert json.loads(out)["p"] == 8
+    (here / "half.toml").write_text("F = 0.5\nI = 0.5\nW = 0.5\n")
+    _, alone, _ = _run(capsys, "plan", "-p", 8, *words, "--costs", "half.toml")
+    assert json.loads(alone)["value"] == json.loads(out)["value"]
+    status, _, error = _run(capsys, "plan", "-p", "2,4", *words, "--costs", "costs.toml")
+    assert status == 0  # for p=2, whose lists these are
+    status, _, error = _run(capsys, "plan", "-p", "4,2", *words, "--costs", "costs.toml")
+    assert "F is a list for p=4" in error or "has 2 values" in error
+
+
+def test_a_schedule_with_another_placement_is_not_even_built(here, capsys, monkeypatch):
+    built = []
+    make = variants.build
+    monkeypatch.setattr(variants, "build", lambda name, **x: built.append((name, x["p"])) or
+                        make(name, **x))  # fmt: skip
+    words = ["-p", 6, "-m", 6, "--shapes", "linear", "-v", 1, *QUICK]
+    _, out, _ = _run(capsys, "plan", *words)
+    assert ("v-auto", 6) not in built and ("1f1b", 6) in built
+    why = {row["name"]: row["why"] for row in json.loads(out)["competitors"]}
+    assert why["v-auto"] == "its placement is not among those asked for"
+    assert why["dualpipe"] == "needs 2 copies of the weights; allowed: 1"

@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
+import re
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket import files
@@ -29,6 +32,8 @@ if TYPE_CHECKING:
 
 def plan_command(args: argparse.Namespace) -> int:
     """Plans what the arguments ask for; 0. Raises: HocketError."""
+    _check_output(args)
+    _check_jitter(args)
     if args.curve:
         return _curve_command(args)
     shown = sys.stderr.isatty()
@@ -45,12 +50,8 @@ def plan_command(args: argparse.Namespace) -> int:
         found = run.plan
     if shown:
         print("\r\033[K", end="", file=sys.stderr)
-    extra: dict[str, Any] = {}
-    if args.jitter is not None:
-        extra["jitter"] = jittered(found, args.jitter)
-    if args.sensitivity:
-        extra["sensitivity"] = sensitivity(found)
-    best = found.schedule if "jitter" not in extra else extra["jitter"].best
+    extra = _extra(args, found)
+    best = extra["jitter"].best if "jitter" in extra else found.schedule
     written = _write(args, found, best)
     if args.json:
         told = as_json(found) if run is None else run.as_json()
@@ -59,8 +60,44 @@ def plan_command(args: argparse.Namespace) -> int:
         told = as_text(found) if run is None else str(run)
         print("\n\n".join([told, *map(str, extra.values())]))
         if written:
-            print(f"written: {', '.join(written)}")
+            what = "" if best is found.schedule else f" ({best.name}, the best when times vary)"
+            print(f"written: {', '.join(written)}{what}")
     return 0
+
+
+def _extra(args: argparse.Namespace, found: Plan) -> dict[str, Any]:
+    """What is asked for beside the plan; an interrupt leaves it out, and the plan is told."""
+    extra: dict[str, Any] = {}
+    try:
+        if args.jitter is not None:
+            extra["jitter"] = jittered(found, args.jitter)
+        if args.sensitivity:
+            extra["sensitivity"] = sensitivity(found)
+    except KeyboardInterrupt:
+        print("hocket: stopped; without all that was asked beside the plan", file=sys.stderr)
+    return extra
+
+
+def _check_output(args: argparse.Namespace) -> None:
+    """Raises UsageError where a file's name asks for another format than is written."""
+    for word, path, ending in (
+        ("--output", args.output, ".sched"), ("--stage-costs", args.stage_costs, ".toml")
+    ):  # fmt: skip
+        if path and Path(path).suffix not in ("", ending):
+            raise UsageError(
+                f"{word} {path}: it is written as {ending}; name it so"
+                + ("; `hocket show FILE.sched -o FILE.svg` draws it" if ending == ".sched" else "")
+            )
+
+
+def _check_jitter(args: argparse.Namespace) -> None:
+    """Raises UsageError where orders cannot be compared under this jitter."""
+    if args.jitter is None:
+        return
+    if not 0 < args.jitter < math.inf:
+        raise UsageError(f"--jitter is {args.jitter:g}; it must be above 0, such as 0.05 for 5 %")
+    if args.objective != "makespan":
+        raise UsageError(f"--jitter compares makespans; leave out --objective {args.objective}")
 
 
 def _curve_command(args: argparse.Namespace) -> int:
@@ -86,7 +123,8 @@ def _curve_command(args: argparse.Namespace) -> int:
 def _limits_of(text: str, count: int) -> tuple[str, tuple[Number, ...]]:
     """The limits of `in-flight=4-8`, `memory=40e9,80e9`. Raises: UsageError."""
     name, _, values = text.partition("=")
-    first, dash, last = values.partition("-")
+    first, *more = re.split("(?<![eE])-", values, maxsplit=1)  # 1e-3 is a number
+    dash, last = bool(more), "".join(more)
     if name not in ("in-flight", "memory") or not first or not (last or not dash):
         raise UsageError(
             f"--curve: expected in-flight=4-8, in-flight=4,5.5,8 or memory=40e9-80e9, "

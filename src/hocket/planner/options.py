@@ -81,8 +81,8 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         "in-flight=4,5.5,8 or memory=40e9-80e9")  # fmt: skip
     add("--points", type=int, default=9, metavar="N", help="limits of a curve from-to (default: 9)")
     add("--sensitivity", action="store_true", help="what faster links, memory, microbatches give")
-    add("--jitter", type=float, metavar="X", help="prefer the order that is best when work varies "
-        "by this share (0.05: 5 %%)")  # fmt: skip
+    add("--jitter", type=float, metavar="X", help="prefer the order whose makespan is best when "
+        "work varies by this share (0.05: 5 %%)")  # fmt: skip
 
 
 def numbers(text: str | int | None, what: str, kind: type = float) -> tuple[Any, ...] | None:
@@ -97,10 +97,13 @@ def numbers(text: str | int | None, what: str, kind: type = float) -> tuple[Any,
         first, dash, last = part.partition("-")
         try:
             if dash and kind is int:
-                out += range(int(first), int(last) + 1)
+                values = range(int(first), int(last) + 1)
+                if not values:
+                    raise UsageError(f"{what}: {part} has no numbers; give the smaller one first")
+                out += values
             else:
                 out.append(_number(part, kind))
-        except ValueError:
+        except (ValueError, OverflowError):
             raise UsageError(f"{what}: expected 4 or 4,3,2,1 or alike, found {text!r}") from None
     return tuple(out)
 

@@ -24,7 +24,7 @@ from hocket.planner.bound import Bound, best_bound, crowded_bound, is_crowded
 from hocket.planner.problem import Problem
 from hocket.planner.request import SHAPES, Entrant, Plan, Request, limits
 from hocket.planner.search import Arena, Found, Search
-from hocket.planner.variants import Pricing, Variant, named, variants
+from hocket.planner.variants import NOT_ASKED, Pricing, Variant, named, needs_copies, variants
 from hocket.simulator import simulate
 from hocket.timeline import Timeline
 
@@ -61,6 +61,7 @@ def plan(
     Raises: PlanError where nothing fits, naming the nearest settings and what they need;
     KeyboardInterrupt where there is no answer yet.
     """
+    request.check_costs()
     return _Planning(request, known, progress).run()
 
 
@@ -158,11 +159,10 @@ class _Planning:
     def _enter_named(self, placements: Placements) -> None:
         """Every registered schedule that the request allows, simulated.
 
-        After a third of the time limit no more options are tried.
+        After a third of the time limit only the simple ones are, without options.
         """
-        for name, p, v, made in named(self.request):
-            if ":" in name and self.seconds > self.request.time_limit * FOR_NAMES:
-                break
+        late = self.request.time_limit * FOR_NAMES
+        for name, p, v, made in named(self.request, lambda: self.seconds > late):
             if isinstance(made, str):
                 self.entrants.append(_absent(name, p, v, made))
             else:
@@ -187,7 +187,7 @@ class _Planning:
         except (CostError, PlanError, ScheduleError) as error:
             return _absent(name, made.p, v, str(error).splitlines()[0])
         value = measure(timeline, costs, request.objective)
-        why = _over(request, timeline, v)
+        why = over(request, timeline, v)
         if not why:
             self.schedules.append((value, made, costs, name))
         return Entrant(
@@ -421,15 +421,15 @@ def _barred(request: Request, made: Schedule, known: bool) -> str:
     """Why the request does not allow a schedule; empty where it does."""
     copies, slices = made.placement.weight_copies, made.placement.slices
     if copies > request.copies:
-        return f"needs {copies:g} copies of the weights; allowed: {request.copies}"
+        return needs_copies(copies, request)
     if slices > request.slices:
         return f"cuts sequences into {slices} slices; allowed: {request.slices}"
     if request.split is not None and made.has_split_backward != request.split:
         return f"{'splits' if made.has_split_backward else 'does not split'} the backward"
-    return "" if known else "its placement is not among those asked for"
+    return "" if known else NOT_ASKED
 
 
-def _over(request: Request, timeline: Timeline, v: int) -> str:
+def over(request: Request, timeline: Timeline, v: int) -> str:
     """Why a schedule does not fit the limits; empty where it does."""
     p = timeline.schedule.p
     slices = timeline.schedule.placement.slices
@@ -515,4 +515,4 @@ def _order(e: Entrant) -> tuple[bool, float, str]:
     return e.value is None, float("inf") if value is None else float(value), e.name
 
 
-__all__ = ["Found", "Progress", "least", "measure", "period", "plan", "repeated"]
+__all__ = ["Found", "Progress", "least", "measure", "over", "period", "plan", "repeated"]

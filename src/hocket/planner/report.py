@@ -27,7 +27,7 @@ def as_json(plan: Plan) -> dict[str, Any]:
     s, request = plan.schedule, plan.request
     return {
         "schedule": s.name, "p": s.p, "m": request.m, "v": max(1, s.placement.n_stages // s.p),
-        "unit": request.costs.unit, "objective": request.objective,
+        "unit": plan.costs.unit, "objective": request.objective,
         "objective_means": OBJECTIVES[request.objective], "value": plain(plan.value),
         "makespan": plain(plan.makespan), "span": plain(plan.span),
         "lower_bound": plain(plan.bound.value), "lower_bound_argument": plan.bound.argument,
@@ -61,7 +61,7 @@ def fused_is_cheaper(costs: Costs) -> bool:
 def as_text(plan: Plan) -> str:
     """The plan for a reader: what it is, how good it can be, who loses and why."""
     s, request = plan.schedule, plan.request
-    unit = request.costs.unit
+    unit = plan.costs.unit
     out = [
         f"{s.name}: p={s.p} m={request.m}, {_shape(plan)}; found by {plan.found_by}",
         f"{request.objective} {format_time(plan.value, unit)} ({OBJECTIVES[request.objective]})",
@@ -93,7 +93,7 @@ def _shape(plan: Plan) -> str:
 
 
 def _bound_line(plan: Plan) -> str:
-    unit = plan.request.costs.unit
+    unit = plan.costs.unit
     line = f"no order of this placement is below {format_time(plan.bound.value, unit)} "
     line += f"({plan.bound.argument}): "
     line += "this is optimal" if plan.gap <= 0 else f"this is within {plan.gap:.2%} of that"

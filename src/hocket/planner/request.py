@@ -5,12 +5,13 @@ Imports ir, costs, errors, bounds.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from hocket.bounds import Bound
-from hocket.costs import Costs, Number
+from hocket.costs import Bytes, Costs, Number
 from hocket.errors import UsageError
 from hocket.ir import Placement, Schedule, linear, looped, mirrored, vshape, wave
 from hocket.planner.recompute import Level
@@ -50,7 +51,8 @@ class Request:
     """A question to the planner.
 
     p: ranks, one number or several to choose from. m: microbatches. costs: of 1/p of the model
-    for each rank (a stage of v takes 1/v), or one value a stage where a list has p * v of them.
+    for each rank (a stage of v takes 1/v), or one value a stage where a list has p * v of them; of
+    several p, for the first.
     memory: limit in bytes of each rank, static ones included; in_flight: limit in microbatches
     of a rank's whole share of the model (a stage of v counts 1/v); numbers, or one a rank.
     shapes, v, copies: placements that may be used, stages per rank, most copies of the weights.
@@ -102,20 +104,33 @@ class Request:
         self._check_numbers()
 
     def _check_numbers(self) -> None:
-        for name, value in (("p", self.p), ("m", self.m), ("v", self.v)):
+        least = {"p": 1, "m": 1, "v": 1, "copies": 1, "slices": 1, "rounds": 1, "seed": 0}
+        for name, low in least.items():
+            value = getattr(self, name)
             for x in value if isinstance(value, tuple) else (value,):
-                if isinstance(x, bool) or not isinstance(x, int) or x < 1:
-                    raise UsageError(f"{name} is {x!r}; it must be a whole number, 1 or more")
-        for name, value in (("memory", self.memory), ("in_flight", self.in_flight)):
+                if isinstance(x, bool) or not isinstance(x, int) or x < low:
+                    raise UsageError(f"{name} is {x!r}; it must be a whole number, {low} or more")
+        for name in ("memory", "in_flight"):
+            value = getattr(self, name)
             for x in value if isinstance(value, tuple) else (value,):
-                if x is not None and not x > 0:
+                if x is not None and not 0 < x < math.inf:
                     raise UsageError(f"{name} is {x!r}; it must be above 0")
-        for name, number in (
-            ("time limit", self.time_limit), ("patience", self.patience),
-            ("solver time", self.solver_time), ("threads", self.threads),
-        ):  # fmt: skip
+        for name in ("time_limit", "patience", "solver_time", "threads"):
+            number = getattr(self, name)
             if number is not None and not number > 0:
-                raise UsageError(f"{name} is {number}; it must be above 0")
+                raise UsageError(f"{name.replace('_', ' ')} is {number}; it must be above 0")
+
+    def check_costs(self) -> None:
+        """Raises UsageError where limits and costs do not fit each other."""
+        if self.memory is not None and (self.layers or self.costs).bytes == Bytes():
+            raise UsageError(
+                "memory is a limit in bytes, but the costs have none; give [bytes] in them, or a "
+                "limit in microbatches (in_flight)"
+            )
+        if self.layers is not None and self.costs != Costs():
+            raise UsageError(
+                "the costs of layers have all times; leave out those of stages (costs)"
+            )
 
     @property
     def ranks(self) -> tuple[int, ...]:

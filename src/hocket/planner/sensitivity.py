@@ -1,6 +1,6 @@
 """What other settings would give, and how orders fare when times vary.
 
-Imports planning, request, samples.
+Imports planning, variants, request, samples, simulator.
 """
 
 from __future__ import annotations
@@ -13,11 +13,15 @@ import numpy as np
 from hocket.costs import Number, quotient
 from hocket.errors import HocketError
 from hocket.ir import Schedule
-from hocket.planner.planning import plan
+from hocket.planner.partition import shifted
+from hocket.planner.planning import measure, over, plan
+from hocket.planner.recompute import NONE
 from hocket.planner.report import plain
 from hocket.planner.request import Limit, Plan, Request
+from hocket.planner.variants import Pricing, of_ranks
 from hocket.render.compare import format_time, table
 from hocket.samples import simulate_jitter
+from hocket.simulator import simulate
 
 _GIGABYTE = 10**9
 
@@ -51,39 +55,55 @@ class Sensitivity:
         return table(rows, ["if", "it takes", "a microbatch"])
 
 
-def sensitivity(found: Plan, *, seconds: float = 2.0) -> Sensitivity:
-    """What faster links, one microbatch more, and more or less memory would give.
+def sensitivity(found: Plan, *, seconds: float | None = None) -> Sensitivity:
+    """What faster links, one microbatch more, more or less memory, one layer moved would give.
 
-    Each is planned again for the same placements, that many seconds each.
+    Each is planned again for the same placements, that many seconds each (left out: as long as the
+    plan took, 2 to 10 s), from the plan's best orders where they still fit; a layer is moved with
+    the order kept.
     """
-    base = float(found.value) / found.request.m
-    changes = []
-    for what, request in _others(found.request):
-        asked = replace(request, time_limit=seconds, solver=False, p=found.schedule.p)
-        try:
-            value: Number | None = plan(asked).value
-        except HocketError:
-            value = None
-        each = None if value is None else float(value) / asked.m
+    if seconds is None:
+        seconds = min(max(2.0, found.seconds), 10.0)
+    p = found.schedule.p
+    request = replace(
+        found.request, p=p, time_limit=seconds, solver=False,
+        costs=of_ranks(found.request.costs, found.request.ranks[0], p),
+    )  # fmt: skip
+    rows = [(what, *_value(found, asked)) for what, asked in _others(request)] + _moved(found)
+    base, changes = float(found.value) / found.request.m, []
+    for what, value, m in rows:
+        each = None if value is None else float(value) / m
         changes.append(Change(what, value, each, None if each is None else each / base - 1))
-    return Sensitivity(tuple(changes), found.request.costs.unit)
+    return Sensitivity(tuple(changes), found.costs.unit)
+
+
+def _value(found: Plan, asked: Request) -> tuple[Number | None, int]:
+    """What a plan of another setting gives (None: nothing fits), and its microbatches."""
+    known = [(name, made) for name, made, _ in found.finalists if made.m == asked.m]
+    try:
+        return plan(asked, known=known).value, asked.m
+    except HocketError:
+        return None, asked.m
 
 
 def _others(request: Request) -> list[tuple[str, Request]]:
     out = []
-    costs = request.costs
-    if costs.latency or costs.bandwidth:
-        faster = replace(
-            costs, latency=quotient(costs.latency * 10, 11),
-            bandwidth=None if costs.bandwidth is None else quotient(costs.bandwidth * 11, 10),
-        )  # fmt: skip
-        out.append(("links are 10 % faster", replace(request, costs=faster)))
+    costs = request.layers or request.costs
+
+    def priced(**changes: Any) -> Request:
+        key = "costs" if request.layers is None else "layers"
+        return replace(request, **{key: replace(costs, **changes)})
+
+    if costs.latency or costs.bandwidth or any(costs.lane or ()):
+        bandwidth = None if costs.bandwidth is None else quotient(costs.bandwidth * 11, 10)
+        lane = costs.lane and tuple(quotient(x * 10, 11) for x in costs.lane)
+        latency = quotient(costs.latency * 10, 11)
+        faster = priced(latency=latency, bandwidth=bandwidth, lane=lane)
+        out.append(("links are 10 % faster", faster))
     if costs.cores is not None and costs.cores < min(request.ranks):
-        alone = replace(request, costs=replace(costs, cores=None))
-        out.append(("a core for every rank", alone))
-    if request.layers is None:
-        out.append(("one more microbatch", replace(request, m=request.m + 1)))
-        out.append(("twice the microbatches", replace(request, m=2 * request.m)))
+        out.append(("a core for every rank", priced(cores=None)))
+    out.append(("one more microbatch", replace(request, m=request.m + 1)))
+    out.append(("twice the microbatches", replace(request, m=2 * request.m)))
     if request.in_flight is not None:
         for step in (1, -1):
             more = _plus(request.in_flight, step)
@@ -91,11 +111,34 @@ def _others(request: Request) -> list[tuple[str, Request]]:
                 word = "more" if step > 0 else "less"
                 out.append((f"one {word} in flight a rank", replace(request, in_flight=more)))
     if request.memory is not None:
-        out.append((
-            "1 GB more a rank", replace(request, memory=_plus(request.memory, _GIGABYTE))
-        ))  # fmt: skip
+        if _least(request.memory) >= _GIGABYTE:  # else the bytes are surely in another unit
+            more = _plus(request.memory, _GIGABYTE)
+            out.append(("1 GB more a rank", replace(request, memory=more)))
         out.append(("10 % more memory", replace(request, memory=_times(request.memory, 1.1))))
     return out
+
+
+def _moved(found: Plan) -> list[tuple[str, Number | None, int]]:
+    """One layer moved between neighbouring stages, the order kept: the best three of them."""
+    request, made, sizes = found.request, found.schedule, found.layers
+    if not sizes:
+        return []
+    pricing, split = Pricing(request), made.has_split_backward
+    levels = {level.name: level for level in (NONE, *request.recompute)}
+    if found.recompute:
+        pricing.levels[made.placement.paths, split] = tuple(levels[x] for x in found.recompute)
+    rows: list[tuple[str, Number | None, int]] = []
+    for cut in shifted(sizes):
+        a, b = (next(i for i, x in enumerate(cut) if x - sizes[i] == d) for d in (-1, 1))
+        if abs(a - b) != 1:
+            continue
+        pricing.cuts[made.placement.paths, split] = cut
+        costs = pricing.costs(made.placement, split)
+        timeline = simulate(made, costs)
+        if not over(request, timeline, made.placement.n_stages // made.p):
+            value = measure(timeline, costs, request.objective)
+            rows.append((f"a layer of stage {a} in stage {b}", value, request.m))
+    return sorted(rows, key=lambda row: float(row[1] or 0))[:3]
 
 
 def _plus(limit: Limit, step: Number) -> Limit:
@@ -104,6 +147,10 @@ def _plus(limit: Limit, step: Number) -> Limit:
     if any(x <= 0 for x in sums):
         return None
     return sums if isinstance(limit, tuple) else sums[0]
+
+
+def _least(limit: Limit) -> Number:
+    return min(limit) if isinstance(limit, tuple) else limit or 0
 
 
 def _times(limit: Limit, factor: float) -> Limit:

@@ -5,20 +5,22 @@ Imports request, problem, schedules.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from functools import cache
 from itertools import product
 from typing import Any
 
-from hocket.costs import Costs, Cycle, Number, per_stage
+from hocket.costs import Bytes, Costs, Cycle, Number, per_stage, quotient
 from hocket.errors import CostError, PlanError, UsageError
 from hocket.ir import Kind, Placement, Queue, Schedule
-from hocket.planner.partition import cut_for, stages_from
+from hocket.planner.partition import Room, cut_for, needs, stages_from
 from hocket.planner.problem import SPLIT, WHOLE, Problem, problem
 from hocket.planner.recompute import Level, recomputed, with_receive_buffers
 from hocket.planner.request import SHAPES, Request, limits
 from hocket.schedules import Entry, build, entries
 
+NOT_ASKED = "its placement is not among those asked for"
 Paths = tuple[tuple[Queue, ...], ...]
 
 
@@ -54,6 +56,29 @@ def stage_costs(costs: Costs, p: int, v: int) -> Costs:
     return costs.split(v)
 
 
+def of_ranks(costs: Costs, given: int, p: int) -> Costs:
+    """The costs of 1/p of a model, from those of 1/given of it; a message is as large as before.
+
+    Raises: CostError for lists: their stages cannot be cut again.
+    """
+    if p == given:
+        return costs
+
+    def part(name: str, value: Any) -> Any:
+        if isinstance(value, tuple):
+            raise CostError(
+                f"{name} is a list for p={given}, so there are no costs for p={p}; give numbers, "
+                "or the costs of layers (--layers)"
+            )
+        return quotient(value * given, p) if isinstance(value, Number) else value
+
+    times = {name: part(name, getattr(costs, name)) for name in ("F", "I", "W", "B", "FB")}
+    sizes = {f.name: part(f.name, getattr(costs.bytes, f.name)) for f in fields(Bytes)} | {
+        "message": costs.bytes.message
+    }
+    return replace(costs, **times, bytes=Bytes(**sizes))
+
+
 class Pricing:
     """The costs of a request's stages: what they are given as, how cut, what is recomputed."""
 
@@ -68,8 +93,18 @@ class Pricing:
             return ()
         key = placement.paths, split
         if key not in self.cuts:
-            self.cuts[key] = cut_for(self.request.layers, placement)
+            same = self.cuts.get((placement.paths, not split))
+            self.cuts[key] = same or self._cut(self.request.layers, placement)
         return self.cuts[key]
+
+    def _cut(self, layers: Costs, placement: Placement) -> tuple[int, ...]:
+        """The most even cut with which every rank can hold one microbatch, if there is one."""
+        request = self.request
+        given = limits(request.memory, placement.p, "memory")
+        if given is None:
+            return cut_for(layers, placement)
+        need = needs(layers, placement, levels=request.recompute, buffers=request.buffers)
+        return cut_for(layers, placement, room=Room([float(x) for x in given], need))
 
     def costs(self, placement: Placement, split: bool) -> Costs:
         """Costs of each stage of a placement. Raises: CostError, PlanError."""
@@ -77,7 +112,8 @@ class Pricing:
         if layers is not None:
             costs = stages_from(layers, self.sizes(placement, split))
         else:
-            costs = stage_costs(self.request.costs, placement.p, placement.n_stages // placement.p)
+            p, given = placement.p, self.request.ranks[0]
+            costs = stage_costs(of_ranks(self.request.costs, given, p), p, placement.n_stages // p)
         costs = costs.split(1, placement.slices)
         if self.request.buffers != "none":
             costs = with_receive_buffers(costs, placement, each=self.request.buffers == "each")
@@ -142,24 +178,68 @@ def asked(pricing: Pricing, placement: Placement, kinds: tuple[Kind, ...], v: in
     return problem(placement, costs, kinds, in_flight=pairs, room=room)
 
 
-def named(request: Request) -> Iterator[tuple[str, int, int, Schedule | str]]:
+def named(
+    request: Request, is_late: Callable[[], bool] = lambda: False
+) -> Iterator[tuple[str, int, int, Schedule | str]]:
     """Every registered schedule: (name with options, p, v, schedule, or why it cannot be).
 
-    First each with its defaults, then with its options over their range.
+    First each with its defaults, those that are searches of their own last, then with options over
+    their range. What has a placement that is not asked for is not built; once it is late, neither
+    are searches and options.
     """
-    for p, entry in product(request.ranks, entries()):
-        if not entry.takes_v:
-            yield _built(entry, p, request.m, None, {})
+    registered = sorted(entries(), key=lambda entry: entry.searches)
+    for p, entry in product(request.ranks, registered):
+        if entry.searches and is_late():
+            yield entry.name, p, entry.stages_per_rank, "left out: it takes long to make"
             continue
-        found = [_built(entry, p, request.m, v, {}) for v in request.v]
-        fitting = [x for x in found if isinstance(x[3], Schedule)]
-        yield from fitting or found[:1]
-    for p, entry in product(request.ranks, entries()):
+        vs = request.v if entry.takes_v else (None,)
+        found = [
+            (entry.name, p, v or entry.stages_per_rank, why)
+            if (why := _unwanted(request, entry, v))
+            else _built(entry, p, request.m, v, {})
+            for v in vs
+        ]
+        yield from [x for x in found if isinstance(x[3], Schedule)] or found[:1]
+    for p, entry in product(request.ranks, registered):
         for v in request.v if entry.takes_v else (None,):
             for options in _options(entry, p, request.m):
+                if _unwanted(request, entry, v):
+                    break
+                if is_late():
+                    return
                 found_one = _built(entry, p, request.m, v, options)
                 if isinstance(found_one[3], Schedule):
                     yield found_one
+
+
+def _unwanted(request: Request, entry: Entry, v: int | None) -> str:
+    """Why the placement of a schedule is surely not asked for; empty where it may be."""
+    shape = _shape_of(entry, v)
+    if shape is None or (shape in request.shapes and (v or entry.stages_per_rank) in request.v):
+        return ""
+    copies = SHAPES[shape].copies
+    return NOT_ASKED if copies <= request.copies else needs_copies(copies, request)
+
+
+def needs_copies(copies: float, request: Request) -> str:
+    """Why a schedule with more copies of the weights is not allowed."""
+    return f"needs {copies:g} copies of the weights; allowed: {request.copies}"
+
+
+@cache
+def _shape_of(entry: Entry, v: int | None) -> str | None:
+    """The name of a schedule's placement, read from a small one; None where it has none."""
+    stages = entry.stages_per_rank if v is None else v
+    for p, m in ((4, 8), (2, 4)):
+        try:
+            paths = build(entry.name, p=p, m=m, v=v).placement.paths
+        except UsageError:
+            continue
+        for name, shape in SHAPES.items():
+            if shape.exists(p, stages) and set(shape.make(p, m, stages).paths) == set(paths):
+                return name
+        return None
+    return None
 
 
 def _built(

@@ -92,6 +92,7 @@ def v_min(p: int, m: int) -> Schedule:
 
 @register(
     "v-auto",
+    searches=True,
     source=f"{_SOURCE}, section 4 and appendix",
     rules=(("limit >= 2", lambda limit: limit is None or limit >= 2),),
     stages_per_rank=2,

@@ -57,6 +57,7 @@ class Entry:
     weights: str
     use: str
     formula: Formula | None
+    searches: bool = False
     foreign: bool = False
 
     @cached_property
@@ -103,12 +104,14 @@ def register(
     weights: str = "1x",
     use: str = "",
     formula: Formula | None = None,
+    searches: bool = False,
 ) -> Callable[[Generator], Generator]:
     """Registers a generator `make(p, m, *, v=..., option=...) -> Schedule` under a name.
 
     rules: (text, test) pairs; a test takes p, m and any of the options by name. stages_per_rank:
     for generators without a parameter v. weights: copies of the weights; use: when to take it;
-    both for people. formula: the published closed form, if there is one.
+    both for people. formula: the published closed form, if there is one. searches: it looks for
+    its order, which takes a while for many ranks.
     """
 
     def keep(make: Generator) -> Generator:
@@ -123,6 +126,7 @@ def register(
             weights,
             use,
             formula,
+            searches,
         )
         return make
 

@@ -19,6 +19,7 @@ _EVEN, _ROUGH = Costs(), Costs(F=10, I=12, W=7, B=19, latency=3)
 
 @register(
     "zb-auto",
+    searches=True,
     source="Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241, section 3.1",
     rules=(("limit >= 1", lambda limit: limit is None or limit >= 1),),
     use="Split backwards without a V: any memory from 1F1B's up, in the best order found.",
