@@ -1,16 +1,28 @@
 """Layers to stages, against brute force; recomputation and buffers, against worked cases."""
 
-from itertools import combinations
+from dataclasses import replace
+from itertools import accumulate, combinations
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket import Bytes, Costs, build, simulate
+from hocket.costs import per_stage
 from hocket.errors import PlanError, UsageError
-from hocket.ir import linear, vshape
-from hocket.planner.partition import layer_loads, partition, rank_loads, stages_from
-from hocket.planner.recompute import FULL, NONE, Level, level, receive_buffers, recomputed
+from hocket.ir import linear, looped, vshape
+from hocket.planner.partition import Room, layer_loads, needs, partition, rank_loads, stages_from
+from hocket.planner.problem import SPLIT, problem
+from hocket.planner.recompute import (
+    FULL,
+    NONE,
+    Level,
+    level,
+    receive_buffers,
+    recomputed,
+    with_receive_buffers,
+)
+from hocket.planner.search import Arena
 
 LAYERS = (0.2, *(1.0,) * 14, 2.0)
 
@@ -72,6 +84,105 @@ def test_more_stages_than_layers_is_refused():
     assert str(caught.value) == (
         "3 layers do not make 4 stages: each needs at least one layer; use at most 3 stages"
     )
+
+
+OWNERS = {
+    "linear": [(0,), (1,), (2,)],
+    "looped": [(0, 3), (1, 4), (2, 5)],
+    "v": [(0, 5), (1, 4), (2, 3)],
+    "wave": [(0, 3, 4, 7), (1, 2, 5, 6)],
+    "mirrored": [(0, 3), (1, 2), (1, 2), (0, 3)],
+}
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(sorted(OWNERS)),
+    st.lists(st.one_of(st.integers(0, 9), st.sampled_from([0.2, 2.5])), min_size=8, max_size=12),
+)
+def test_no_cut_has_a_lower_largest_load_of_a_rank_where_ranks_hold_several_stages(shape, loads):
+    owners = OWNERS[shape]
+    parts = 1 + max(max(held) for held in owners)
+    sizes = partition(loads, parts, owners)
+    assert sum(sizes) == len(loads) and len(sizes) == parts and min(sizes) >= 1
+    best = min(_score(loads, cut, owners)[0] for cut in _cuts(len(loads), parts))
+    assert _score(loads, sizes, owners)[0] == pytest.approx(best)
+
+
+def test_34_layers_on_a_v_of_8_ranks_have_a_largest_load_of_103_where_moves_of_layers_end_at_118():
+    loads = [9, 14, 49, 5, 17, 8, 32, 49, 50, 25, 13, 31, 25, 6, 29, 14, 33, 1, 3, 40, 23, 43, 46,
+             10, 27, 14, 2, 44, 20, 22, 30, 41, 3, 17]  # fmt: skip
+    owners = vshape(8, 1).stages_of_rank
+    sizes = partition(loads, 16, owners)
+    assert max(rank_loads(loads, sizes, owners)) == 103
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.sampled_from(["linear", "looped", "v"]),
+    st.lists(st.tuples(st.integers(0, 5), st.sampled_from([1, 2, 5, 20])), min_size=6, max_size=9),
+    st.integers(0, 3),
+)
+def test_a_cut_that_fits_is_found_where_there_is_one_and_is_the_most_even_of_those(
+    shape, layers, more
+):
+    loads, sizes = zip(*layers, strict=True)
+    owners = OWNERS[shape]
+    parts = sum(map(len, owners))
+
+    def largest(cut):
+        return max(rank_loads(sizes, cut, owners))
+
+    limit = min(map(largest, _cuts(len(loads), parts))) + more
+    room = Room([limit] * 3, lambda s, a, b: (sum(sizes[a:b]), 0, 0))
+    cut = partition(loads, parts, owners, room=room)
+    assert largest(cut) <= limit
+    fitting = [c for c in _cuts(len(loads), parts) if largest(c) <= limit]
+    best = min(max(rank_loads(loads, c, owners)) for c in fitting)
+    assert max(rank_loads(loads, cut, owners)) == best
+
+
+def test_where_no_cut_fits_the_one_with_the_least_above_the_limit_is_taken():
+    sizes = [9, 9, 1, 1, 1, 30]
+    room = Room([5, 5, 5], lambda s, a, b: (sum(sizes[a:b]), 0, 0))
+    assert partition([1] * 6, 3, room=room)[-1] == 1
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sampled_from([linear(3, 4), vshape(2, 4), looped(2, 4, 2)]),
+    st.sampled_from(["none", "in flight", "each"]),
+    st.sampled_from([None, 1, 9]),
+    st.booleans(),
+    st.data(),
+)
+def test_the_bytes_a_cut_is_said_to_need_are_those_that_one_microbatch_takes(
+    placement, buffers, held, recompute, data
+):
+    n, parts = 7, placement.n_stages
+    rows = st.lists(st.integers(0, 9), min_size=n, max_size=n).map(tuple)
+    layers = Costs(F=(1,) * n, bytes=Bytes(
+        static=data.draw(rows), activation=data.draw(rows), gradient=data.draw(rows), held=held,
+        message=data.draw(rows),
+    ))  # fmt: skip
+    if parts > placement.p:  # what of an earlier stage waits for its W is not counted
+        layers = replace(layers, bytes=replace(layers.bytes, held=0))
+    cut = data.draw(st.sampled_from([tuple(c) for c in _cuts(n, parts)]))
+    levels = (FULL,) if recompute else ()
+    need = needs(layers, placement, levels=levels, buffers=buffers)
+    ends = [0, *accumulate(cut)]
+    costs = stages_from(layers, cut)
+    if buffers != "none":
+        costs = with_receive_buffers(costs, placement, each=buffers == "each")
+    if recompute:
+        costs = recomputed(costs, [FULL] * parts)
+    one = problem(placement, costs, SPLIT, room=[0] * placement.p)
+    static = per_stage("static", costs.bytes.static, parts)
+    taken = one.peaks(Arena(one).serial())
+    for rank, stages in enumerate(placement.stages_of_rank):
+        mine = [(s, ends[s], ends[s + 1]) for s in stages]
+        room = Room([0] * placement.p, need)
+        assert room.over(rank, mine) == taken[rank] + sum(static[s] for s in stages)
 
 
 # --- recomputation ------------------------------------------------------------------------------
