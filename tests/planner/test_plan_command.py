@@ -51,10 +51,13 @@ def test_a_plan_from_a_trace_keeps_the_limit_given_and_writes_its_files(trace, c
     words = ["--from", trace, "--in-flight", 1, "--output", "b.sched", "--stage-costs", "b.toml"]
     status, out, _ = _run(capsys, "plan", *words, *QUICK)
     timeline = simulate(load("b.sched"), load_costs("b.toml"))
-    assert status == 0 and timeline.makespan == json.loads(out)["planned"]
+    told = json.loads(out)
+    assert status == 0 and timeline.makespan == told["planned"] == told["plan"]["makespan"]
+    assert {"1f1b", "gpipe"} <= {row["name"] for row in told["plan"]["competitors"]}
     assert max(rank.peak_in_flight for rank in timeline.ranks) == 1
     _, out, _ = _run(capsys, "plan", "--from", trace, "--in-flight", 1, "--no-search")
     assert "it would take " in out and "% longer; nothing in this placement" in out
+    assert "why not" in out and "no order of this placement is below" in out
 
 
 def test_a_plan_from_a_trace_refuses_what_the_trace_says(trace, capsys):

@@ -54,11 +54,11 @@ def plan_command(args: argparse.Namespace) -> int:
     best = extra["jitter"].best if "jitter" in extra else found.schedule
     written = _write(args, found, best)
     if args.json:
-        told = as_json(found) if run is None else run.as_json()
+        told = as_json(found) if run is None else run.as_json() | {"plan": as_json(found)}
         print(json.dumps(told | {k: v.as_json() for k, v in extra.items()}))
     else:
-        told = as_text(found) if run is None else str(run)
-        print("\n\n".join([told, *map(str, extra.values())]))
+        told = [as_text(found)] if run is None else [str(run), as_text(found)]
+        print("\n\n".join([*told, *map(str, extra.values())]))
         if written:
             what = "" if best is found.schedule else f" ({best.name}, the best when times vary)"
             print(f"written: {', '.join(written)}{what}")
