@@ -214,10 +214,19 @@ def test_stages_can_recompute_different_amounts():
 def test_levels_are_read_from_words():
     assert level("full") == FULL
     assert level("selective=0.1/0.4") == Level("selective", 0.1, 0.4)
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["some", "selective", "selective=0.1", "selective=-1/0.4", "selective=0.1/7", "s=0.1/-0.1",
+     "s=nan/0.4", "s=0.1/nan", "s=inf/0.4"],
+)  # fmt: skip
+def test_recomputation_that_would_take_less_than_no_time_or_hold_more_than_all_is_refused(word):
     with pytest.raises(UsageError) as caught:
-        level("some")
+        level(word)
     assert str(caught.value) == (
-        "recompute: expected full or selective=TIME/KEEP such as selective=0.1/0.4, found 'some'"
+        "recompute: expected full or selective=TIME/KEEP such as selective=0.1/0.4, TIME 0 or more "
+        f"and KEEP from 0 to 1, found {word!r}"
     )
 
 

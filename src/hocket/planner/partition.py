@@ -66,7 +66,7 @@ def partition(
         )
     owners = owners or [(s,) for s in range(parts)]
     if all(len(held) == 1 for held in owners):
-        ranks_of_stages = sorted(range(parts), key=lambda rank: owners[rank])
+        ranks_of_stages = sorted(range(parts), key=lambda rank: owners[rank][0])
         return _by_stage(loads, ranks_of_stages, room)
     ranks = _Ranks(loads, parts, owners, room)
     return ranks.moved(ranks.searched(ranks.moved(_by_stage(loads, range(parts), None))))

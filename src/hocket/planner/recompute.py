@@ -5,6 +5,7 @@ Imports costs, ir.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -38,15 +39,19 @@ def level(text: str) -> Level:
         return FULL if text == "full" else NONE
     name, equals, shares = text.partition("=")
     time, slash, keep = shares.partition("/")
+    wrong = UsageError(
+        "recompute: expected full or selective=TIME/KEEP such as selective=0.1/0.4, TIME 0 or more "
+        f"and KEEP from 0 to 1, found {text!r}"
+    )
+    if not (equals and slash):
+        raise wrong
     try:
-        if not (equals and slash):
-            raise ValueError
-        return Level(name, float(time), float(keep))
+        found = Level(name, float(time), float(keep))
     except ValueError:
-        raise UsageError(
-            f"recompute: expected full or selective=TIME/KEEP such as selective=0.1/0.4, "
-            f"found {text!r}"
-        ) from None
+        raise wrong from None
+    if not (0 <= float(time) < math.inf and 0 <= float(keep) <= 1):
+        raise wrong
+    return found
 
 
 def recomputed(costs: Costs, levels: Sequence[Level]) -> Costs:
