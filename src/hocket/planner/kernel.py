@@ -37,8 +37,8 @@ def label(seq, occ, place, base):
         seen[t] += 1
 
 
-def levels(queues, seq, take, free, cap, dur, level, rest):
-    """Memory before, and work from each position on; returns the largest excess over the cap."""
+def levels(queues, seq, take, free, cap, level):
+    """Memory before each position; returns the largest excess over the cap."""
     worst = -1e300
     for r in range(len(queues) - 1):
         now = 0.0
@@ -46,100 +46,240 @@ def levels(queues, seq, take, free, cap, dur, level, rest):
             level[pos] = now
             worst = max(worst, now + take[seq[pos]] - cap[r])
             now += take[seq[pos]] - free[seq[pos]]
-        work = 0.0
-        for pos in range(queues[r + 1] - 1, queues[r] - 1, -1):
-            work += dur[seq[pos]]
-            rest[pos] = work
     return worst
 
 
-def advance(  # noqa: C901 (one compiled loop: calls of closures are not)
-    queues, seq, occ, base, dur, needs, need, delay, tail, rest, span, limit, since, begin,
-    node_start, node_end, stamp, now, new_start, new_end, cursor, clock,
-):  # fmt: skip
-    """Times of everything that starts at `since` or later; returns the cost, or -1.0.
+def times(queues, seq, occ, base, dur, needs, need, delay, span, start, end, done, cursor, clock):
+    """Writes `start` and `end` of every node; returns the cost, or -1.0 where it waits for ever.
 
-    `begin[position]`, `node_start`, `node_end` hold the times before a change that touches
-    nothing before `since`; new times go to `new_start`, `new_end` (by node), marked `now` in
-    `stamp`. Cost: the last end, or with `span` the longest queue from first start to last end.
-    -1.0: something waits for ever, or the cost is above `limit`.
+    Cost: the last end, or with `span` the longest queue from first start to last end. `done`,
+    `cursor` and `clock` are room to work in.
     """
-    p = len(queues) - 1
-    left = 0
-    worst = 0.0
-    for r in range(p):
-        low, high = queues[r], queues[r + 1]
-        while low < high:
-            mid = (low + high) // 2
-            if begin[mid] >= since:
-                high = mid
-            else:
-                low = mid + 1
-        cursor[r] = low
-        left += queues[r + 1] - low
-        clock[r, 0] = 0.0
-        clock[r, 1] = -1.0  # first start, where span counts from
-        if low > queues[r]:
-            t = seq[low - 1]
-            clock[r, 0] = node_end[base[t] + occ[low - 1]]
-            clock[r, 1] = begin[queues[r]] if span else 0.0
-            if low == queues[r + 1]:
-                worst = max(worst, clock[r, 0] - clock[r, 1])
-        elif not span:
-            clock[r, 1] = 0.0
+    p, left = len(queues) - 1, len(seq)
+    cursor[:], clock[:], done[:] = queues[:-1], 0.0, False
     up = True
     while left > 0:
         before = left
         for i in range(p):
             r = i if up else p - 1 - i
-            pos, stop = cursor[r], queues[r + 1]
-            time, first = clock[r, 0], clock[r, 1]
-            while pos < stop:
+            pos, time = cursor[r], clock[r]
+            while pos < queues[r + 1]:
                 t, k = seq[pos], occ[pos]
-                at = time
-                free = True
+                at, free = time, True
                 for e in range(needs[t]):
                     node = base[need[t, e]] + k
-                    if node_start[node] < since:
-                        ready = node_end[node] + delay[t, e]
-                    elif stamp[node] == now:
-                        ready = new_end[node] + delay[t, e]
-                    else:
+                    if not done[node]:
                         free = False
                         break
-                    if ready > at:
-                        at = ready
+                    at = max(at, end[node] + delay[t, e])
                 if not free:
                     break
-                node = base[t] + k
-                if first < 0.0:
-                    first = at
                 time = at + dur[t]
-                if at + rest[pos] - first > limit or (time + tail[t] > limit and not span):
-                    return -1.0
-                new_start[node] = at
-                new_end[node] = time
-                stamp[node] = now
+                start[base[t] + k], end[base[t] + k], done[base[t] + k] = at, time, True
                 pos += 1
             left -= pos - cursor[r]
-            cursor[r] = pos
-            clock[r, 0], clock[r, 1] = time, first
-            if pos == stop and time - first > worst:
-                worst = time - first
+            cursor[r], clock[r] = pos, time
         if left == before:
             return -1.0
         up = not up
+    return cost_of(queues, seq, occ, base, span, start, end)
+
+
+def cost_of(queues, seq, occ, base, span, start, end):
+    """The last end, or with `span` the longest queue from first start to last end."""
+    worst = 0.0
+    for r in range(len(queues) - 1):
+        low, high = queues[r], queues[r + 1] - 1
+        if low <= high:
+            first = start[base[seq[low]] + occ[low]] if span else 0.0
+            worst = max(worst, end[base[seq[high]] + occ[high]] - first)
     return worst
 
 
+# --- times after a change: only of what moves -----------------------------------------------------
+
+
+def sort(low, high, sequence, rank, begin):
+    """Sorts `sequence` by `begin` again after a change of those at low to high."""
+    for i in range(max(1, low), len(sequence)):
+        pos, j = sequence[i], i
+        while j > 0 and begin[sequence[j - 1]] > begin[pos]:
+            sequence[j] = sequence[j - 1]
+            rank[sequence[j]] = j
+            j -= 1
+        if j < i:
+            sequence[j] = pos
+            rank[pos] = j
+        elif i > high:
+            break
+
+
+def first_from(time, low, high, begin):
+    """The first of the positions low to high - 1 that starts at this time or later, or `high`."""
+    while low < high:
+        mid = (low + high) // 2
+        if begin[mid] >= time:
+            high = mid
+        else:
+            low = mid + 1
+    return low
+
+
+def settle_near(  # noqa: C901 (one compiled loop: calls of closures are not)
+    since, until, queues, queue_of, seq, occ, place, base, dur, needs, need, delay, feeds, feed,
+    begin, rank, start, end, touched, was, dirty, cursor, more, sizes,
+):  # fmt: skip
+    """New times of all that started from `since` to `until` (`begin`) before a change there.
+
+    Writes the nodes that moved to `touched`, their number to `sizes[0]` and their times before to
+    `was`. What they may move after `until` is marked in `dirty[rank[position]]`, the first and
+    last of these ranks are in `sizes[1]` and `sizes[2]`. False where something waits for ever.
+    `cursor` and `more` are room to work in.
+    """
+    p = len(queues) - 1
+    n, left, up = 0, p, True
+    for r in range(p):
+        cursor[r] = first_from(since, queues[r], queues[r + 1], begin)
+        more[r] = True
+    while left > 0:
+        stuck = True
+        for i in range(p):
+            r = i if up else p - 1 - i
+            if not more[r]:
+                continue
+            pos, stop = cursor[r], queues[r + 1]
+            time = end[base[seq[pos - 1]] + occ[pos - 1]] if pos > queues[r] else 0.0
+            while True:
+                if pos == stop or begin[pos] > until:
+                    more[r], stuck = False, False
+                    left -= 1
+                    break
+                t, k = seq[pos], occ[pos]
+                at, free = time, True
+                for e in range(needs[t]):
+                    u = need[t, e]
+                    node = base[u] + k
+                    if place[node] >= cursor[queue_of[u]]:
+                        free = False
+                        break
+                    at = max(at, end[node] + delay[t, e])
+                if not free:
+                    break
+                node, time = base[t] + k, at + dur[t]
+                pos += 1
+                cursor[r], stuck = pos, False
+                if at == start[node]:
+                    continue
+                touched[n], was[n, 0], was[n, 1] = node, start[node], end[node]
+                n += 1
+                start[node], end[node] = at, time
+                if pos < stop and begin[pos] > until:
+                    dirty[rank[pos]] = True
+                    sizes[1], sizes[2] = min(sizes[1], rank[pos]), max(sizes[2], rank[pos])
+                for e in range(feeds[t]):
+                    other = place[base[feed[t, e]] + k]
+                    if begin[other] > until:
+                        dirty[rank[other]] = True
+                        sizes[1], sizes[2] = min(sizes[1], rank[other]), max(sizes[2], rank[other])
+        sizes[0] = n
+        if stuck:
+            return False
+        up = not up
+    return True
+
+
+def settle_far(
+    limit, surely, queues, queue_of, seq, occ, place, base, dur, needs, need, delay, feeds, feed,
+    span, begin, sequence, rank, after, start, end, touched, was, dirty, sizes,
+):  # fmt: skip
+    """New times of what moves from the dirty positions on, as in `settle_near`.
+
+    They are met in the order of their starts before, after all that they need, and the way `after`
+    each is as it was. False where it shows that the cost is above `limit`; with `span` that is
+    looked for after `surely`, the last first start of a queue.
+    """
+    n, i, far, still = sizes[0], sizes[1], sizes[2], True
+    while i <= far:
+        if not dirty[i]:
+            i += 1
+            continue
+        dirty[i] = False
+        pos = sequence[i]
+        t, k = seq[pos], occ[pos]
+        r, node, at = queue_of[t], base[t] + k, 0.0
+        if pos > queues[r]:
+            at = end[base[seq[pos - 1]] + occ[pos - 1]]
+        for e in range(needs[t]):
+            at = max(at, end[base[need[t, e]] + k] + delay[t, e])
+        if at == start[node]:
+            continue
+        touched[n], was[n, 0], was[n, 1] = node, start[node], end[node]
+        n += 1
+        start[node], end[node] = at, at + dur[t]
+        still = still and not (span and pos == queues[r])
+        late = still and begin[pos] > surely and end[node] + after[node] > limit
+        if late or n == len(touched):
+            sizes[0], sizes[1], sizes[2] = n, i, far
+            return False
+        if pos + 1 < queues[r + 1]:
+            j = rank[pos + 1]
+            dirty[j] = True
+            i, far = min(i, j), max(far, j)
+        for e in range(feeds[t]):
+            j = rank[place[base[feed[t, e]] + k]]
+            dirty[j] = True
+            i, far = min(i, j), max(far, j)
+    sizes[0], sizes[1], sizes[2] = n, i, far
+    return True
+
+
+def restore(start, end, touched, was, dirty, sizes):
+    """Puts back the times of the touched nodes, the last first; nothing is dirty any more."""
+    for i in range(sizes[0] - 1, -1, -1):
+        start[touched[i]], end[touched[i]] = was[i, 0], was[i, 1]
+    for i in range(sizes[1], sizes[2] + 1):
+        dirty[i] = False
+
+
+def settle_after(
+    low, i, queues, queue_of, seq, occ, place, base, dur, needs, need, feeds, feed, lag, span,
+    begin, sequence, rank, after, dirty,
+):  # fmt: skip
+    """The longest way from each node's end to the end of all, from the dirty positions back.
+
+    The ranks of these are from `low` to `i`. With `span`: to the end of a queue, less its first
+    start.
+    """
+    while i >= low:
+        if not dirty[i]:
+            i -= 1
+            continue
+        dirty[i] = False
+        pos = sequence[i]
+        t, k = seq[pos], occ[pos]
+        r, way = queue_of[t], -1e300
+        if pos + 1 < queues[r + 1]:
+            u = seq[pos + 1]
+            way = dur[u] + after[base[u] + occ[pos + 1]]
+        else:
+            way = -begin[queues[r]] if span else 0.0
+        for e in range(feeds[t]):
+            u = feed[t, e]
+            way = max(way, lag[t, e] + dur[u] + after[base[u] + k])
+        if after[base[t] + k] == way:
+            continue
+        after[base[t] + k] = way
+        if pos > queues[r]:
+            j = rank[pos - 1]
+            dirty[j] = True
+            i, low = max(i, j), min(low, j)
+        for e in range(needs[t]):
+            j = rank[place[base[need[t, e]] + k]]
+            dirty[j] = True
+            i, low = max(i, j), min(low, j)
+
+
 # --- changes of one queue -------------------------------------------------------------------------
-
-
-def first_counts(low, high, seq, occ, counts):
-    """Writes the first occurrence number of each type at positions low to high."""
-    for i in range(high - low + 1):
-        pos = high - i
-        counts[seq[pos]] = occ[pos]
 
 
 def allowed(
@@ -149,7 +289,8 @@ def allowed(
 
     None before what it needs in its own queue (`own[type, i]`), memory not above `cap`.
     """
-    first_counts(low, high, seq, occ, counts)
+    for pos in range(high, low - 1, -1):
+        counts[seq[pos]] = occ[pos]
     now = level[low]
     for i in range(high - low + 1):
         t = fresh[i]
@@ -168,10 +309,11 @@ def allowed(
     return True
 
 
-def arrange(low, high, fresh, seq, occ, place, base, take, free, dur, level, rest, counts):
+def arrange(low, high, fresh, seq, occ, place, base, take, free, level, counts):
     """Puts the types `fresh` at positions low to high."""
-    first_counts(low, high, seq, occ, counts)
-    now, work = level[low], rest[low]
+    for pos in range(high, low - 1, -1):
+        counts[seq[pos]] = occ[pos]
+    now = level[low]
     for i in range(high - low + 1):
         t, pos = fresh[i], low + i
         seq[pos] = t
@@ -180,29 +322,6 @@ def arrange(low, high, fresh, seq, occ, place, base, take, free, dur, level, res
         counts[t] += 1
         level[pos] = now
         now += take[t] - free[t]
-        rest[pos] = work
-        work -= dur[t]
-
-
-def shifted(low, high, to_right, seq, fresh):
-    """The types at low to high with the first one moved last, or the last one first."""
-    n = high - low + 1
-    if to_right:
-        for i in range(n - 1):
-            fresh[i] = seq[low + i + 1]
-        fresh[n - 1] = seq[low]
-    else:
-        for i in range(n - 1):
-            fresh[i + 1] = seq[low + i]
-        fresh[0] = seq[high]
-
-
-def swapped(low, high, seq, fresh):
-    """The types at low to high with the first and the last exchanged."""
-    n = high - low + 1
-    for i in range(n):
-        fresh[i] = seq[low + i]
-    fresh[0], fresh[n - 1] = seq[high], seq[low]
 
 
 def critical(
@@ -268,61 +387,76 @@ def propose(at, right, kind, distance, queues, queue_of, seq, fresh, bounds):
             other -= 1
     if other == at:
         return False
-    bounds[0], bounds[1] = min(at, other), max(at, other)
-    if kind == 0:
-        shifted(bounds[0], bounds[1], right, seq, fresh)
-    else:
-        swapped(bounds[0], bounds[1], seq, fresh)
+    low, high = min(at, other), max(at, other)
+    bounds[0], bounds[1] = low, high
+    step = 0 if kind == 1 else 1 if right else -1
+    for pos in range(max(low, low - step), min(high, high - step) + 1):
+        fresh[pos - low] = seq[pos + step]
+    if step <= 0:
+        fresh[0] = seq[high]
+    if step >= 0:
+        fresh[high - low] = seq[low]
     return True
 
 
 def anneal(  # noqa: C901 (one compiled loop: calls of closures are not)
-    order, queues, queue_of, base, dur, needs, need, delay, own, take, free, cap, tail, span,
-    hot, cold, n_moves, goal, seed, quiet, best_order, info,
+    order, queues, queue_of, base, dur, needs, need, delay, own, feeds, feed, lag, take, free, cap,
+    span, hot, cold, n_moves, focus, goal, seed, quiet, best_order, info,
 ):  # fmt: skip
     """Searches from `order` by moves within queues; writes the best to `best_order`.
 
-    Returns its cost; -1.0 where `order` cannot run. Temperature falls from `hot` to `cold`. What
-    starts from `quiet[0]` to `quiet[1]` is left as it is.
+    Returns its cost; -1.0 where `order` cannot run. Temperature falls from `hot` to `cold`. A
+    share `focus` of the moves begins on a critical path. What starts from `quiet[0]` to `quiet[1]`
+    is left as it is.
     """
-    n, p, n_nodes = len(order), len(queues) - 1, len(order)
+    n, p = len(order), len(queues) - 1
     state = np.zeros(1, dtype=np.int64)
     state[0] = seed % 2147483646 + 1
     for _ in range(10):
         draw(state)
     seq = order.copy()
     occ, place = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
-    level, rest, begin = np.zeros(n), np.zeros(n), np.zeros(n)
-    node_start, node_end = np.zeros(n_nodes), np.zeros(n_nodes)
-    new_start, new_end = np.zeros(n_nodes), np.zeros(n_nodes)
-    stamp = np.full(n_nodes, -1, dtype=np.int64)
-    cursor, clock = np.zeros(p, dtype=np.int64), np.zeros((p, 2))
+    level, begin, after = np.zeros(n), np.zeros(n), np.full(n, -1e300)
+    start, end, was = np.zeros(n), np.zeros(n), np.zeros((2 * n, 2))
+    touched, rank = np.zeros(2 * n, dtype=np.int64), np.zeros(n, dtype=np.int64)
+    dirty, done = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
+    cursor, clock, more = np.zeros(p, dtype=np.int64), np.zeros(p), np.zeros(p, dtype=np.bool_)
+    sizes = np.zeros(3, dtype=np.int64)
     counts, fresh = np.zeros(len(base), dtype=np.int64), np.zeros(n, dtype=np.int64)
     path, bounds = np.zeros(n, dtype=np.int64), np.zeros(2, dtype=np.int64)
     kept, marks = np.zeros((4, n), dtype=np.int64), np.zeros((4, 2), dtype=np.int64)
     label(seq, occ, place, base)
-    levels(queues, seq, take, free, cap, dur, level, rest)
-    cost = advance(
-        queues, seq, occ, base, dur, needs, need, delay, tail, rest, span, 1e300, -1.0, begin,
-        node_start, node_end, stamp, 0, new_start, new_end, cursor, clock,
+    levels(queues, seq, take, free, cap, level)
+    cost = times(
+        queues, seq, occ, base, dur, needs, need, delay, span, start, end, done, cursor, clock,
     )  # fmt: skip
     best_order[:] = seq
-    if cost < 0.0:
+    if cost < 0.0 or n_moves == 0:
         return cost
     best = cost
-    node_start[:], node_end[:] = new_start, new_end
     for pos in range(n):
-        begin[pos] = new_start[base[seq[pos]] + occ[pos]]
+        begin[pos] = start[base[seq[pos]] + occ[pos]]
+    first = np.zeros(p)
+    for r in range(p):
+        if queues[r] < queues[r + 1]:
+            first[r] = begin[queues[r]]
+    sequence = np.argsort(begin, kind="mergesort")
+    rank[sequence] = np.arange(n)
+    dirty[:] = True
+    settle_after(
+        0, n - 1, queues, queue_of, seq, occ, place, base, dur, needs, need, feeds, feed, lag, span,
+        begin, sequence, rank, after, dirty,
+    )  # fmt: skip
     n_path, longest = 0, max(4, min(60, n // p - 1))
     cooling = (cold / hot) ** (1.0 / max(1, n_moves))
     heat, accepted = hot, 0
-    for move in range(1, n_moves + 1):
+    for _ in range(n_moves):
         heat *= cooling
-        if draw(state) < 0.5:
+        if draw(state) < focus:
             if n_path == 0:
                 n_path = critical(
                     queues, queue_of, seq, occ, place, base, dur, needs, need, delay, span, begin,
-                    node_end, state, path,
+                    end, state, path,
                 )  # fmt: skip
             at = path[below(state, n_path)]
         else:
@@ -351,7 +485,7 @@ def anneal(  # noqa: C901 (one compiled loop: calls of closures are not)
             marks[parts, 0], marks[parts, 1] = low, high
             parts += 1
             since = min(since, begin[low])
-            arrange(low, high, fresh, seq, occ, place, base, take, free, dur, level, rest, counts)
+            arrange(low, high, fresh, seq, occ, place, base, take, free, level, counts)
             if parts < wanted:  # the next part somewhere near in time, on any queue
                 r = below(state, p)
                 if queues[r + 1] == queues[r]:
@@ -367,31 +501,60 @@ def anneal(  # noqa: C901 (one compiled loop: calls of closures are not)
         if parts == 0:
             continue
         limit = cost - heat * np.log(draw(state) + 1e-12)
-        new = advance(
-            queues, seq, occ, base, dur, needs, need, delay, tail, rest, span, limit, since, begin,
-            node_start, node_end, stamp, move, new_start, new_end, cursor, clock,
+        until, surely = -1.0, first.max() if span else -1.0
+        for j in range(parts):
+            until = max(until, begin[marks[j, 1]])
+        sizes[0], sizes[1], sizes[2] = 0, n, -1
+        for j in range(parts):
+            pos = marks[j, 1] + 1
+            if pos < queues[queue_of[seq[pos - 1]] + 1] and begin[pos] > until:
+                dirty[rank[pos]] = True
+                sizes[1], sizes[2] = min(sizes[1], rank[pos]), max(sizes[2], rank[pos])
+        good = settle_near(
+            since, until, queues, queue_of, seq, occ, place, base, dur, needs, need, delay, feeds,
+            feed, begin, rank, start, end, touched, was, dirty, cursor, more, sizes,
+        ) and settle_far(
+            limit, surely, queues, queue_of, seq, occ, place, base, dur, needs, need, delay, feeds,
+            feed, span, begin, sequence, rank, after, start, end, touched, was, dirty, sizes,
         )  # fmt: skip
-        if new < 0.0 or new > limit:
+        new = cost_of(queues, seq, occ, base, span, start, end) if good else 1e300
+        if new > limit:
+            restore(start, end, touched, was, dirty, sizes)
             for i in range(parts):
                 j = parts - 1 - i
                 low, high = marks[j, 0], marks[j, 1]
                 for k in range(high - low + 1):
                     fresh[k] = kept[j, k]
-                arrange(
-                    low, high, fresh, seq, occ, place, base, take, free, dur, level, rest, counts
-                )
+                arrange(low, high, fresh, seq, occ, place, base, take, free, level, counts)
             continue
         accepted += 1
         cost, n_path = new, 0
-        for r in range(p):
-            pos = queues[r + 1] - 1
-            while pos >= queues[r]:
-                node = base[seq[pos]] + occ[pos]
-                if stamp[node] != move:
-                    break
-                begin[pos] = new_start[node]
-                node_start[node], node_end[node] = new_start[node], new_end[node]
-                pos -= 1
+        low, high = n, -1
+        for i in range(sizes[0]):
+            pos = place[touched[i]]
+            begin[pos] = start[touched[i]]
+            low, high = min(low, rank[pos]), max(high, rank[pos])
+        for j in range(parts):
+            for pos in range(marks[j, 0], marks[j, 1] + 1):
+                begin[pos] = start[base[seq[pos]] + occ[pos]]
+                low, high = min(low, rank[pos]), max(high, rank[pos])
+        sort(low, high, sequence, rank, begin)
+        low, high = n, -1
+        for r in range(p if span else 0):
+            if queues[r] < queues[r + 1] and begin[queues[r]] != first[r]:
+                first[r] = begin[queues[r]]
+                at = rank[queues[r + 1] - 1]
+                dirty[at] = True
+                low, high = min(low, at), max(high, at)
+        for j in range(parts):
+            r = queue_of[seq[marks[j, 0]]]
+            for pos in range(max(queues[r], marks[j, 0] - 1), marks[j, 1] + 1):
+                dirty[rank[pos]] = True
+                low, high = min(low, rank[pos]), max(high, rank[pos])
+        settle_after(
+            low, high, queues, queue_of, seq, occ, place, base, dur, needs, need, feeds, feed, lag,
+            span, begin, sequence, rank, after, dirty,
+        )  # fmt: skip
         if cost < best:
             best = cost
             best_order[:] = seq

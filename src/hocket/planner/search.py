@@ -21,6 +21,7 @@ from hocket.planner.problem import Problem
 from hocket.planner.unroll import shortened, shorter, unrolled
 
 _INF = 1e300
+EVEN, KEEN = 0.5, 0.8  # shares of moves on the critical path: KEEN crosses plateaus of equal costs
 _COOL = 1500  # actions from which on chains stay near their start
 _BOTH = 400  # actions from which on long chains take turns with populations
 _LARGE = 2000  # actions from which on policies do more than moves
@@ -109,18 +110,22 @@ class Arena:
         return self.anneal(order, moves=0, hot=1.0, cold=1.0, goal=-1.0, seed=1).cost
 
     def anneal(
-        self, order: Array, *, moves: int, hot: float, cold: float, goal: float, seed: int
-    ) -> Found:
-        """The best order found from this one; temperatures in units of the mean action."""
+        self, order: Array, *, moves: int, hot: float, cold: float, goal: float, seed: int,
+        focus: float = EVEN,
+    ) -> Found:  # fmt: skip
+        """The best order found from this one; temperatures in units of the mean action.
+
+        focus: the share of moves that begin on a critical path.
+        """
         p = self.problem
         best, info = np.zeros_like(order), np.zeros(1, dtype=np.int64)
         if any(a > b for a, b in zip(p.peaks(order), p.cap, strict=True)):
             return Found(_INF, order)
         unit = max(self.unit, 1e-12)
         cost = kernels().anneal(
-            order, p.queues, p.queue_of, p.base, p.dur, p.needs, p.need, p.delay, p.own, p.take,
-            p.free, p.cap, p.tail, self.span, hot * unit, cold * unit, moves, goal, seed,
-            np.array(self.quiet), best, info,
+            order, p.queues, p.queue_of, p.base, p.dur, p.needs, p.need, p.delay, p.own,
+            *self._feeds, p.take, p.free, p.cap, self.span, hot * unit, cold * unit, moves, focus,
+            goal, seed, np.array(self.quiet), best, info,
         )  # fmt: skip
         return Found(_INF, order) if cost < 0 else Found(float(cost), best)
 
@@ -128,16 +133,25 @@ class Arena:
         """Start of each position of an order that can run, in ticks."""
         p, n, k = self.problem, len(order), kernels()
         occ, place = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
-        level, rest, start, end = np.zeros(n), np.zeros(n), np.zeros(n), np.zeros(n)
-        queues = len(p.queues) - 1
+        start, end, queues = np.zeros(n), np.zeros(n), len(p.queues) - 1
         k.label(order, occ, place, p.base)
-        k.levels(p.queues, order, p.take, p.free, p.cap, p.dur, level, rest)
-        k.advance(
-            p.queues, order, occ, p.base, p.dur, p.needs, p.need, p.delay, p.tail, rest, self.span,
-            _INF, -1.0, np.zeros(n), np.zeros(n), np.zeros(n), np.full(n, -1, dtype=np.int64), 0,
-            start, end, np.zeros(queues, dtype=np.int64), np.zeros((queues, 2)),
+        k.times(
+            p.queues, order, occ, p.base, p.dur, p.needs, p.need, p.delay, self.span, start, end,
+            np.zeros(n, dtype=np.bool_), np.zeros(queues, dtype=np.int64), np.zeros(queues),
         )  # fmt: skip
         return start[p.base[order] + occ]
+
+    @cached_property
+    def _feeds(self) -> tuple[Array, Array, Array]:
+        """How many types wait for each, which ones, and how long after its end."""
+        p = self.problem
+        feeds = np.bincount([a for a, _, _ in p.arcs], minlength=p.n_types).astype(np.int64)
+        feed = np.zeros((p.n_types, max(1, int(feeds.max()))), dtype=np.int64)
+        lag, filled = np.zeros(feed.shape), np.zeros(p.n_types, dtype=np.int64)
+        for a, b, delay in p.arcs:
+            feed[a, filled[a]], lag[a, filled[a]] = b, delay
+            filled[a] += 1
+        return feeds, feed, lag
 
     @cached_property
     def _tables(self) -> tuple[Array, ...]:
@@ -285,13 +299,14 @@ class Arena:
 
 
 class Chain(NamedTuple):
-    """One annealing: where it begins, temperatures in units of the mean action, moves."""
+    """One annealing: where it begins, temperatures in units of the mean action, moves, focus."""
 
     start: Array
     hot: float
     cold: float
     moves: int
     seed: int
+    focus: float
 
 
 # Temperatures of a round's chains: from gentle repair of a good start to a wide search.
@@ -435,7 +450,7 @@ class Search:
         jobs = [
             workers.submit(
                 self.arena.anneal, c.start, moves=c.moves, hot=c.hot, cold=c.cold,
-                goal=self.goal, seed=c.seed,
+                goal=self.goal, seed=c.seed, focus=c.focus,
             )
             for c in _chains(self._pool, self.seed, self._turn, self._moves, heats)
         ]  # fmt: skip
@@ -491,11 +506,15 @@ def _chains(
     """A long one from the worst of the pool; the best two, and one that walks down the pool."""
     picks = (0, min(1, len(pool) - 1), turn % len(pool))
     seeds = [seed * 7919 + turn * 101 + j + 1 for j in range(4)]
-    wide = [Chain(pool[-1].order, *WIDE, 4 * moves, seeds[3])] if heats is HEATS else []
-    return wide + [
-        Chain(pool[i].order, *heats[(j + turn) % len(heats)], moves, seeds[j])
+    focus = (KEEN, EVEN) if heats is HEATS else (EVEN, EVEN)
+    wide = [Chain(pool[-1].order, *WIDE, 4 * moves, seeds[3], focus[turn % 2])]
+    return (wide if heats is HEATS else []) + [
+        Chain(
+            pool[i].order, *heats[(j + turn) % len(heats)], moves, seeds[j],
+            focus[(j + turn + 1) % 2],
+        )
         for j, i in enumerate(picks)
-    ]
+    ]  # fmt: skip
 
 
 def _kept(pool: Sequence[Found], most: int = 8) -> list[Found]:
