@@ -19,18 +19,26 @@ from hocket.checker import check
 from hocket.costs import Costs, Number
 from hocket.errors import CostError, PlanError, ScheduleError
 from hocket.ir import Array, Placement, Queue, Schedule
-from hocket.planner.adapt import adapted
+from hocket.planner.adapt import adapt, least
 from hocket.planner.bound import Bound, best_bound, crowded_bound, is_crowded
-from hocket.planner.problem import Problem
 from hocket.planner.request import SHAPES, Entrant, Plan, Request, limits
 from hocket.planner.search import Arena, Found, Search
-from hocket.planner.variants import NOT_ASKED, Pricing, Variant, named, needs_copies, variants
+from hocket.planner.variants import (
+    NOT_ASKED,
+    Pricing,
+    Variant,
+    named,
+    needs_copies,
+    priced,
+    variants,
+)
 from hocket.simulator import simulate
 from hocket.timeline import Timeline
 
 _RELAXED = 20.0  # seconds for the bound of ranks alone
 _TIMED = 8  # orders of list scheduling that are timed again where ranks share cores
 _SOLVABLE = 800  # actions up to which the exact solver is worth starting
+_FOR_SETTINGS = 0.2  # share of the time limit for the cut of layers and what is recomputed
 FOR_NAMES = 0.3  # share of the time limit after which no more options of named schedules are tried
 
 
@@ -122,16 +130,19 @@ class _Planning:
 
     def run(self) -> Plan:
         request = self.request
-        choices = [self._adapted(v) for v in variants(request, self.pricing)]
+        choices = self._choices()
         contests: list[_Contest] = []
         placements = {(c.p, frozenset(c.placement.paths)) for c in choices}
         try:
             for name, made in self.known:
                 v = max(1, made.placement.n_stages // made.p)
                 self._enter(name, v, made, placements)
-            if request.named:
+            if request.named and not self.interrupted:
                 self._enter_named(placements)
-            self._enter_contests(choices, contests)
+            for choice in choices:
+                self._enter_contests([choice], contests)
+                if self.interrupted and contests:
+                    break
         except KeyboardInterrupt:
             if not contests and not self.schedules:
                 raise
@@ -148,11 +159,21 @@ class _Planning:
                 self.interrupted = True
         return self._answer(contests)
 
-    def _adapted(self, variant: Variant) -> Variant:
-        """The variant with layers moved and activations recomputed where that is better."""
-        if self.request.layers is None and not self.request.recompute:
-            return variant
-        return adapted(variant, self.pricing)
+    def _choices(self) -> list[Variant]:
+        """Every variant, with layers moved and activations recomputed where that is better.
+
+        A share of the time limit is for that; an interrupt ends it.
+        """
+        request, found = self.request, list(variants(self.request, self.pricing))
+        if request.layers is None and not request.recompute:
+            return found
+        try:
+            for variant in found:
+                share = request.time_limit * _FOR_SETTINGS / len(found)
+                adapt(variant, self.pricing, seconds=share)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        return [priced(v, self.pricing) for v in found]
 
     # --- candidates ---------------------------------------------------------------------
 
@@ -446,11 +467,6 @@ def over(request: Request, timeline: Timeline, v: int) -> str:
             out.append((excess, f"needs {rank.peak_bytes:g} bytes on rank {rank.rank}; the limit "
                         f"is {float(given[rank.rank]):g}"))  # fmt: skip
     return max(out)[1] if out else ""
-
-
-def least(problem: Problem) -> Array:
-    """The memory that each queue needs at least: one microbatch after the other."""
-    return np.array(problem.peaks(Arena(problem).serial()))
 
 
 def lacking(variant: Variant) -> str:

@@ -178,6 +178,13 @@ def asked(pricing: Pricing, placement: Placement, kinds: tuple[Kind, ...], v: in
     return problem(placement, costs, kinds, in_flight=pairs, room=room)
 
 
+def priced(variant: Variant, pricing: Pricing) -> Variant:
+    """The variant as it is priced now."""
+    placement, kinds = variant.placement, variant.problem.kinds
+    costs = pricing.costs(placement, kinds == SPLIT)
+    return replace(variant, costs=costs, problem=asked(pricing, placement, kinds, variant.v))
+
+
 def named(
     request: Request, is_late: Callable[[], bool] = lambda: False
 ) -> Iterator[tuple[str, int, int, Schedule | str]]:
