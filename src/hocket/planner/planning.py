@@ -19,9 +19,10 @@ from hocket.checker import check
 from hocket.costs import Costs, Number
 from hocket.errors import CostError, PlanError, ScheduleError
 from hocket.ir import Array, Placement, Queue, Schedule
-from hocket.planner.adapt import adapt, least
+from hocket.planner.adapt import adapt
 from hocket.planner.bound import Bound, best_bound, crowded_bound, is_crowded
-from hocket.planner.request import SHAPES, Entrant, Plan, Request, limits
+from hocket.planner.nearest import lacking, nothing_fits
+from hocket.planner.request import Entrant, Plan, Request, limits
 from hocket.planner.search import Arena, Found, Search
 from hocket.planner.variants import (
     NOT_ASKED,
@@ -148,7 +149,7 @@ class _Planning:
                 raise
             self.interrupted = True
         if not contests and not self.schedules:
-            raise PlanError(_nothing_fits(request, choices, self.entrants))
+            raise PlanError(nothing_fits(request, choices, self.entrants))
         self._note(contests, "candidates")
         if request.search and contests and not self.interrupted:
             self._race(contests)
@@ -469,43 +470,6 @@ def over(request: Request, timeline: Timeline, v: int) -> str:
     return max(out)[1] if out else ""
 
 
-def lacking(variant: Variant) -> str:
-    """Which rank cannot hold even one microbatch, and what it needs."""
-    need, cap = least(variant.problem), variant.problem.cap
-    worst = int(np.argmax(need - cap))
-    what, v = "bytes beside the static ones", 1
-    if (
-        variant.problem.take[variant.problem.kind == 0].max() == 1
-        and variant.costs.bytes.activation == 0
-    ):
-        what, v = "in flight", variant.v
-    return (
-        f"one microbatch alone needs {need[worst] / v:g} {what} on rank {worst}; "
-        f"there is room for {max(0.0, float(cap[worst])) / v:.6g}"
-    )
-
-
-def _nothing_fits(request: Request, choices: list[Variant], entrants: list[Entrant]) -> str:
-    """What was tried, and what the nearest settings need."""
-    ranks = ", ".join(map(str, request.ranks))
-    lines = [f"nothing fits p={ranks} m={request.m} under the limits"]
-    near = sorted(choices, key=_excess)[:3]
-    lines += [f"  nearest: {v.name}: {lacking(v)}" for v in near]
-    if not near:
-        lines.append(
-            f"  no placement of {', '.join(request.shapes)} exists for v in {request.v} and "
-            f"{request.copies} copies of the weights; there are {', '.join(SHAPES)}"
-        )
-    lines += [f"  {e.name}: {e.why}" for e in entrants if e.value is None and e.makespan][:3]
-    if request.memory is not None:
-        lines.append("  less is held with recomputation, more ranks, or static memory sharded")
-    return "\n".join(lines)
-
-
-def _excess(variant: Variant) -> float:
-    return float((least(variant.problem) - variant.problem.cap).max())
-
-
 def _ranked(entrants: list[Entrant], value: Number, by: str) -> list[Entrant]:
     """Best first; of a name with several options the best; each with why it is not the answer."""
     best: dict[tuple[str, int, int], Entrant] = {}
@@ -531,4 +495,4 @@ def _order(e: Entrant) -> tuple[bool, float, str]:
     return e.value is None, float("inf") if value is None else float(value), e.name
 
 
-__all__ = ["Found", "Progress", "least", "measure", "over", "period", "plan", "repeated"]
+__all__ = ["Found", "Progress", "measure", "over", "period", "plan", "repeated"]
