@@ -27,7 +27,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hocket.costs import Costs, costs_toml, load_costs, per_stage
+from hocket.costs import Bytes, Costs, costs_toml, load_costs, per_stage
 
 STRETCHED = 60.0  # ms of F + I + W of the mean rank
 HOLDS = 0.06  # how far a prediction may be off where stages sleep
@@ -43,12 +43,14 @@ def hocket(*words: Any, realtime: bool = False) -> str:
 
 def stretched(costs: Costs, p: int) -> Costs:
     """The costs of p stages with a core each, F, I and W so long that the mean rank's take
-    STRETCHED ms; what passes between actions as it was measured.
+    STRETCHED ms; what passes between actions as it was measured. Messages are a few bytes, so
+    they take the latency alone; sizes are the model's, and are left out.
     """
     f, i, w = (per_stage(kind, getattr(costs, kind), p) for kind in ("F", "I", "W"))
     factor = STRETCHED * p / float(sum((*f, *i, *w)))
     f, i, w = (tuple(factor * float(x) for x in kind) for kind in (f, i, w))
-    return replace(costs, F=f, I=i, W=w, B=None, cores=None)
+    alone = replace(costs, cores=None, bandwidth=None, bytes=Bytes())
+    return replace(alone, F=f, I=i, W=w, B=None)
 
 
 def planned_and_run(

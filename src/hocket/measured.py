@@ -199,6 +199,8 @@ class Readings:
         gap: Typical = "mean",
         *,
         sizes: Bytes | None = None,
+        bandwidth: float | None = None,
+        message: float = 0.0,
     ) -> Costs:
         """Costs that predict such a timeline: typical actions, typical gaps as receive lane.
 
@@ -206,6 +208,8 @@ class Readings:
         quartile, where long ones are those of a busy machine). A kind that the order does not
         have comes from those it has: a whole backward is I and W, and these are half of it each.
         With slices the times are those of the mean slice, and each slice has one factor for all.
+        bandwidth: of the links, in bytes a time unit. message: bytes of the mean one that passed
+        between ranks; what that is of their time is taken off the latency, which is 0 at least.
         """
         f, i, w, b = (self._by_stage(x, time) for x in (Kind.F, Kind.I, Kind.W, Kind.B))
         for s in range(self.n_stages):
@@ -213,11 +217,12 @@ class Readings:
             i[s] = b[s] / 2 if i[s] is None else i[s]
             w[s] = b[s] / 2 if w[s] is None else w[s]
         lane = getattr(self.between, gap)
-        latency = max(0.0, getattr(self.latency, gap) - lane)
+        size = message / bandwidth if bandwidth else 0.0
+        latency = max(0.0, getattr(self.latency, gap) - lane - size)
         return Costs(
             F=tuple(x or 0.0 for x in f), I=tuple(i), W=tuple(w), B=tuple(b), latency=latency,
-            lane=(lane, 0.0), bytes=sizes or Bytes(), unit=self.unit, slice=self._factors(time),
-            cores=self.cores,
+            bandwidth=bandwidth, lane=(lane, 0.0), bytes=sizes or Bytes(), unit=self.unit,
+            slice=self._factors(time), cores=self.cores,
         )  # fmt: skip
 
     def _by_stage(self, kind: Kind, time: Typical) -> list[Any]:
@@ -341,6 +346,53 @@ def together(whole: Readings, split: Readings) -> Readings:
         if kind in (Kind.I, Kind.W):
             actions[kind, stage, part] = spread
     return replace(whole, actions=actions)
+
+
+def fused_of(schedule: Schedule, timelines: Sequence[Timeline], cores: int | None = None) -> Spread:
+    """Of slots with a forward and a backward: from first start to last end, over their work alone.
+
+    timelines: of the schedule's actions, each in a slot of its own. cores: as for `readings`.
+    """
+    ratios = []
+    for timeline in timelines:
+        codes = timeline.schedule.codes
+        at = {code: i for i, code in enumerate(codes.tolist())}
+        start, end = (x / timeline.ticks.scale for x in (timeline.start, timeline.end))
+        alone = _alone(timeline.schedule, start, end, cores)
+        for slot in np.flatnonzero(schedule.widths > 1).tolist():
+            whole = schedule.codes[schedule.slots[slot] : schedule.slots[slot + 1]]
+            parts = [at[code] for code in whole[kinds_of(whole) < Kind.SEND_F].tolist()]
+            if len(parts) < 2:
+                continue
+            rank = int(schedule.rank_of_queue[schedule.queue_of_slot[slot]])
+            work = float(np.sum(alone(rank, start[parts], end[parts])))
+            if work:
+                ratios.append(float(alone(rank, start[parts].min(), end[parts].max())) / work)
+    return spread_of(ratios)
+
+
+class Link(NamedTuple):
+    """Two ranks, between which a message of n bytes takes latency + n / bandwidth ms.
+
+    bandwidth: bytes a ms; None where larger messages took no longer.
+    """
+
+    ranks: tuple[int, int]
+    latency: float
+    bandwidth: float | None
+
+
+def link_of(ranks: tuple[int, int], times: Mapping[int, float]) -> Link:
+    """The link whose messages take these ms, by bytes: the line with the least relative errors."""
+    sizes, took = np.array([*times], dtype=float), np.array([*times.values()])
+    slope, start = np.polyfit(sizes, took, 1, w=1 / took)
+    return Link(ranks, max(0.0, float(start)), 1 / float(slope) if slope > 0 else None)
+
+
+def bandwidth_of(links: Sequence[Link]) -> float | None:
+    """Bytes a ms of the mean link: what a byte takes on all of them one after the other."""
+    times = [1 / link.bandwidth for link in links if link.bandwidth]
+    return 1 / fmean(times) if times else None
 
 
 class _Gaps(NamedTuple):

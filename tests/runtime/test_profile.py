@@ -16,8 +16,10 @@ from hocket.errors import UsageError
 from hocket.ir import action_of, encode
 from hocket.lower import insert_communication
 from hocket.lower.backward import split_backward
-from hocket.measured import readings, together
+from hocket.measured import Link, bandwidth_of, fused_of, link_of, readings, together
 from hocket.runtime.launch import launch
+from hocket.runtime.links import pairs_of
+from hocket.runtime.profile import _link_rows, probe
 from hocket.runtime.report import comparison, comparison_text, flat, one_by_one
 from hocket.schedules import entries
 
@@ -64,6 +66,69 @@ def test_a_kind_the_schedule_lacks_comes_from_those_it_has():
     assert readings([timeline]).costs().I == readings([timeline]).costs().W == (2.0, 2.0)
     timeline = seen(hocket.build("zb-h1", p=2, m=4), Costs(F=1.0, I=3.0, W=2.0, unit="ms"))
     assert readings([timeline]).costs().B == (5.0, 5.0)
+
+
+def test_the_latency_is_what_the_bandwidth_leaves_of_the_time_of_a_message():
+    seen_ = readings([seen(hocket.build("1f1b", p=4, m=8), Costs(F=9, latency=5, unit="ms"))])
+    costs = seen_.costs(bandwidth=50.0, message=100.0)
+    assert (costs.latency, costs.bandwidth) == (3.0, 50.0)
+    assert seen_.costs(bandwidth=10.0, message=100.0).latency == 0
+    assert seen_.costs().latency == 5
+
+
+def test_times_of_messages_on_a_line_give_its_latency_and_bandwidth():
+    link = link_of((0, 1), {n: 0.05 + n / 4000 for n in (1000, 16000, 64000)})
+    assert link.ranks == (0, 1)
+    assert link.latency == pytest.approx(0.05)
+    assert link.bandwidth == pytest.approx(4000)
+
+
+def test_messages_that_take_equally_long_say_nothing_of_a_bandwidth():
+    link = link_of((0, 1), {1000: 0.5, 16000: 0.4, 64000: 0.4})
+    assert link.bandwidth is None
+    assert bandwidth_of([link]) is None
+    assert bandwidth_of([Link((0, 1), 0.1, 100.0), Link((1, 2), 0.1, 300.0)]) == pytest.approx(150)
+
+
+def test_ranks_that_exchange_messages_are_pairs_also_where_the_order_wraps_around():
+    ring = hocket.build("interleaved", p=4, m=8, v=2).placement
+    assert pairs_of(ring) == [(0, 1), (0, 3), (1, 2), (2, 3)]
+    assert pairs_of(hocket.build("dualpipev", p=2, m=4).placement) == [(0, 1)]
+    assert pairs_of(hocket.build("gpipe", p=1, m=4).placement) == []
+
+
+def test_of_many_links_the_table_has_the_median_and_the_slowest():
+    links = [Link((r, r + 1), 0.1, 1000.0 * (r + 1)) for r in range(9)]
+    assert _link_rows(links) == [
+        ["median of 9", "0.100", "5000"],
+        ["slowest, 0 - 1", "0.100", "1000"],
+    ]
+    assert _link_rows([Link((0, 1), 0.1, None)]) == [["0 - 1", "0.100", "-"]]
+
+
+def test_a_fused_slot_run_action_by_action_takes_the_sum_and_what_lies_between():
+    order = hocket.build("1f1b-overlap", p=4, m=8)
+    costs = Costs(F=4.0, B=5.0, lane=(1.0, 0.0), unit="ms")
+    found = fused_of(order, [seen(order, costs)])
+    assert found.count == int((order.widths == 2).sum())
+    assert found.low == pytest.approx(10 / 9)
+    plain = hocket.build("1f1b", p=4, m=8)
+    assert fused_of(plain, [seen(plain, costs)]).count == 0
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+def test_what_a_stage_holds_after_w_is_nothing_unless_it_keeps_it(keeps):
+    import torch
+
+    class Stage(torch.nn.Linear):
+        def forward(self, x):
+            y = super().forward(x).exp()  # whose backward needs y
+            self.kept = y.detach() if keeps else None
+            return y * 2
+
+    found = probe(Stage(4, 8), [((torch.ones(3, 4),), {})])
+    assert found.activation == 4 * (3 * 4 + 3 * 8)
+    assert found.left == (4 * 3 * 8 if keeps else 0)
 
 
 def test_an_order_seen_both_ways_has_all_kinds_and_splitting_its_cost():

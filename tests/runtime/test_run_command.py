@@ -9,12 +9,15 @@ import socket
 import subprocess
 import sys
 import time
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 
 import hocket
 from hocket.cli import main
+from hocket.runtime.command import costs_of_file
+from hocket.runtime.options import DEMO, SLEEP
 
 pytestmark = pytest.mark.runtime
 
@@ -77,8 +80,11 @@ def test_profile_writes_costs_that_simulate_reads(tmp_path, capsys):
     file = tmp_path / "costs.toml"
     words = ["profile", "zb-h1", "-p", "2", "-m", "4", "--steps", "4", "--output", str(file)]
     assert main([*words, *SMALL]) == 0
-    assert "F of stage 0" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "F of stage 0" in shown
+    assert "0 - 1" in shown[shown.index("link ") :]
     costs = hocket.load_costs(str(file))
+    assert costs.bandwidth > 0
     assert all(x > 0 for values in (costs.F, costs.I, costs.W, costs.B) for x in values)
     assert tuple(i + w for i, w in zip(costs.I, costs.W, strict=True)) != costs.B
     sizes = costs.bytes
@@ -94,6 +100,48 @@ def test_profile_of_the_order_as_it_is_halves_a_whole_backward(tmp_path, capsys)
     costs = hocket.load_costs(str(file))
     assert costs.I == costs.W
     assert pytest.approx([2 * x for x in costs.I], rel=1e-4) == costs.B
+
+
+def test_profile_of_fused_slots_tells_what_they_take_and_nothing_is_held_after_w(tmp_path, capsys):
+    file = tmp_path / "costs.toml"
+    words = ["profile", "dualpipev", "-p", "2", "-m", "6", "--steps", "2", "--output", str(file)]
+    assert main([*words, *SMALL, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["fused"]["median"] >= 1
+    assert found["left_after_W"] == [0, 0, 0, 0]
+    assert [link["ranks"] for link in found["links"]] == [[0, 1]]
+    assert hocket.load_costs(str(file)).FB == "sum"
+
+
+def test_one_rank_has_no_links_and_its_file_says_so(tmp_path, capsys):
+    file = tmp_path / "costs.toml"
+    words = ["profile", "1f1b", "-p", "1", "-m", "2", "--steps", "2", "--output", str(file)]
+    assert main([*words, *SMALL, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["links"] == []
+    assert hocket.load_costs(str(file)).bandwidth is None
+    assert "# one rank: no messages" in file.read_text()
+
+
+def test_a_profile_with_a_stage_a_layer_is_what_plan_takes_as_layers(tmp_path, capsys):
+    file = tmp_path / "layers.toml"
+    words = ["profile", "interleaved", "-p", "2", "-v", "3", "-m", "2", "--steps", "2"]
+    assert main([*words, *SMALL, "--output", str(file)]) == 0  # 2 parts a layer, and 2 more
+    assert len(hocket.load_costs(str(file)).F) == 6
+    words = ["plan", "-p", "2", "-m", "4", "--layers", str(file), "--no-search"]
+    capsys.readouterr()
+    assert main(words) == 0
+    assert "layers of each stage: " in capsys.readouterr().out
+
+
+def test_messages_of_stages_that_sleep_are_small_whatever_the_costs_say_of_a_model_s(tmp_path):
+    file = tmp_path / "costs.toml"
+    file.write_text('unit = "ms"\nF = [4, 5]\nbandwidth = 10\ncores = 2\n[bytes]\nmessage = 99\n')
+    schedule = hocket.build("1f1b", p=2, m=2)
+    settings = Namespace(costs=str(file), model=SLEEP, schedule=schedule)
+    costs = costs_of_file(settings, schedule)
+    assert (costs.bandwidth, costs.cores) == (None, None)
+    settings.model = DEMO
+    assert costs_of_file(settings, schedule).bandwidth == 10
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hocket import files
@@ -208,7 +209,8 @@ def costs_of_file(settings: Settings, schedule: Schedule) -> Costs | None:
 
     costs = load_costs(settings.costs or "")
     if settings.model == SLEEP:
-        costs = replace(costs, cores=None)  # who sleeps needs none
+        # Who sleeps needs no core, and sends a few bytes only.
+        costs = replace(costs, cores=None, bandwidth=None)
     return recut(costs, settings.schedule, schedule)
 
 
@@ -307,32 +309,40 @@ def both_ways(schedule: Schedule) -> tuple[Order, ...]:
 
 def measure(tell: Tell, settings: Settings) -> dict[str, Any] | None:
     """All of a profile on one rank; rank 0 returns the costs and how they spread."""
-    from torch import distributed
-
     from hocket.costs import costs_toml
-    from hocket.measured import readings, together
-    from hocket.runtime.profile import bytes_of, probe
+    from hocket.measured import bandwidth_of, fused_of, readings, together
+    from hocket.runtime.profile import bytes_of, messages_of, profile_text
     from hocket.runtime.training import Trainer, run
 
     trainers = [Trainer(replace(settings, schedule=one.schedule)) for one in settings.orders]
     trainer = trainers[0]
     calls = trainer.calls_seen()
     runs = run(trainers, _told_by_first(tell, trainer.rank), kept=settings.steps)
-    found = {}
-    for turn in range(settings.schedule.p):  # none disturbs another; replicas may meet in a stage
-        if turn == trainer.rank % settings.schedule.p:
-            found = {s: probe(module, calls[s]) for s, module in trainer.modules.items()}
-        distributed.barrier()
-    gathered: list[Any] = [None] * settings.nproc
-    distributed.all_gather_object(gathered, found)
+    probes = trainer.probes(calls)
+    messages = messages_of(probes, settings.schedule.placement)
+    links = trainer.links(max(messages, default=0))
     if trainer.rank != 0:
         return None
-    probes = {s: p for part in gathered for s, p in part.items()}
     shared = counted_cores(settings)
     each = [readings(one.timelines, "ms", waited=True, cores=shared) for one in runs]
     seen = each[0] if len(each) == 1 else together(*each)
-    costs = seen.costs("median", "low", sizes=bytes_of(probes, seen.n_stages))
-    text = _spread_text(seen)
+    fused = fused_of(settings.orders[0].schedule, runs[0].timelines, shared)
+    costs = seen.costs(
+        "median", "low", sizes=bytes_of(probes, seen.n_stages), bandwidth=bandwidth_of(links),
+        message=fmean(messages or [0]),
+    )  # fmt: skip
+    return {
+        "toml": costs_toml(costs, _note(settings, runs, any(p.left for p in probes.values()))),
+        "text": profile_text(seen, probes, links, fused),
+        "losses": runs[0].losses,
+        "links": [link._asdict() for link in links],
+        "left_after_W": [probes[s].left for s in range(seen.n_stages)],
+        "fused": fused._asdict() if fused.count else None,
+    }
+
+
+def _note(settings: Settings, runs: Sequence[Run], left: bool) -> list[str]:
+    """What is said above the costs."""
     note = [
         f"measured by hocket profile: {settings.schedule.name}, p={settings.schedule.p}, "
         f"m={settings.sequences}, {settings.model}, batch {settings.batch}",
@@ -340,6 +350,11 @@ def measure(tell: Tell, settings: Settings) -> dict[str, Any] | None:
         + (", of as many with split backwards" if len(runs) > 1 else "")
         + "; lane.recv is the time between two actions",
     ]
+    if settings.schedule.p == 1:
+        note.append("one rank: no messages, so no latency and no bandwidth were measured")
+    if left:
+        note.append("some stages hold of what F kept also after W; no cost here counts that")
+    shared = counted_cores(settings)
     if shared is not None:
         note += [
             f"{settings.nproc} ranks shared {shared} cores: times are those of a rank with a core "
@@ -351,15 +366,4 @@ def measure(tell: Tell, settings: Settings) -> dict[str, Any] | None:
             f"{settings.nproc} ranks shared {cores()} cores: times are longer than with one each, "
             "and a plan counts on one each"
         )
-    return {"toml": costs_toml(costs, note), "text": text, "losses": runs[0].losses}
-
-
-def _spread_text(seen: Any) -> str:
-    from hocket.render.compare import table
-
-    rows = [[name, *_spread_cells(spread)] for name, spread in seen.named()]
-    return table(rows, ["ms", "median", "middle half", "times"])
-
-
-def _spread_cells(spread: Any) -> list[str]:
-    return [f"{spread.median:.3f}", f"{spread.low:.3f} to {spread.high:.3f}", str(spread.count)]
+    return note

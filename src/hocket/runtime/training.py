@@ -8,7 +8,7 @@ from __future__ import annotations
 import inspect
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
@@ -19,10 +19,13 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import UsageError
+from hocket.measured import Link
 from hocket.runtime.beside import turns
 from hocket.runtime.carry import whole
+from hocket.runtime.links import links
 from hocket.runtime.options import Settings
 from hocket.runtime.pipeline import Pipeline
+from hocket.runtime.profile import Call, Probe, probe
 from hocket.runtime.report import flat
 from hocket.timeline import Timeline
 
@@ -241,7 +244,7 @@ class Trainer:
         """All steps of this one alone, see `run`."""
         return run([self], shown, kept)[0]
 
-    def calls_seen(self) -> dict[int, list[tuple[tuple[Any, ...], dict[str, Any]]]]:
+    def calls_seen(self) -> dict[int, list[Call]]:
         """The arguments of a forward of each stage, from one step whose gradients are dropped.
 
         With slices, those of a forward of each slice.
@@ -268,6 +271,36 @@ class Trainer:
             del vars(stages[s])["_call"]
             module.zero_grad()
         return seen
+
+    def probes(self, calls: Mapping[int, Sequence[Call]]) -> dict[int, Probe]:
+        """Every stage of the model by itself, called as in `calls_seen`; collective.
+
+        One rank after the other, so that none disturbs another; replicas may meet in a stage.
+        """
+        p, found = self.settings.schedule.p, {}
+        for turn in range(p):
+            if turn == self.rank % p:
+                found = {s: probe(module, calls[s]) for s, module in self.modules.items()}
+            torch.distributed.barrier()
+        return {s: one for part in self._gathered(found) for s, one in part.items()}
+
+    def links(self, largest: int) -> list[Link]:
+        """The links between the ranks of the first replica; collective.
+
+        largest: bytes of the largest message.
+        """
+        wire, placement = self.pipeline.wire, self.settings.schedule.placement
+        measured = self.pipeline._guarded(
+            lambda: links(wire, self.rank, placement, largest, torch.distributed.barrier),
+            "the measurement of the links",
+        )
+        return [link for part in self._gathered(measured) for link in part]
+
+    def _gathered(self, own: Any) -> list[Any]:
+        """What each rank has; collective."""
+        every: list[Any] = [None] * self.settings.nproc
+        torch.distributed.all_gather_object(every, own)
+        return every
 
 
 def warm(steps: int) -> int:
