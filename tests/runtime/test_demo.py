@@ -125,6 +125,16 @@ def test_more_stages_than_parts_says_how_many_layers_are_needed():
     build(7, 8, layers=3)
 
 
+def test_stages_have_the_parts_that_a_plan_gave_them():
+    from hocket.demo.gpt import build
+
+    sizes = [len(build(i, 3, layers=2, parts="3,3/1,4,1")) for i in range(3)]
+    assert sizes == [1, 4, 1]
+    for wrong in ("3,3", "1,4,2", "1,5,0", "1,x,5", "1,4,1,"):
+        with pytest.raises(UsageError, match="give a number of parts for each stage"):
+            build(0, 3, layers=2, parts=wrong)
+
+
 def test_weights_do_not_depend_on_the_cut():
     import torch
 

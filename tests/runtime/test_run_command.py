@@ -155,7 +155,7 @@ def test_messages_of_stages_that_sleep_are_small_whatever_the_costs_say_of_a_mod
         (["--model", "hocket.demo.gpt:made"],
          "--model hocket.demo.gpt:made: hocket.demo.gpt has no function 'made'"),
         (["-O", "hats=3"], "hocket.demo.gpt:build has no option 'hats'; its options: data, "
-                           "dropout, dtype, heads, layers, seed, seq, width"),
+                           "dropout, dtype, heads, layers, parts, seed, seq, width"),
         (["-O", "hats"], "-O hats: give KEY=VALUE"),
         (["-O", "dtype=float3"], "dtype 'float3' is not one of torch's, such as float64"),
         (["--width", "9"], "--width 9 must be a multiple of the 4 heads"),

@@ -134,18 +134,22 @@ def build(
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
     slices: int = 1,
+    parts: str = "",
 ) -> nn.Module:
     """Stage `stage` of `n_stages`: the same weights however the model is cut.
 
     With more than one slice a sequence, it carries keys, values and positions from one to the next.
-    Raises: UsageError where the model has fewer parts than stages.
+    parts: how many of each stage, such as 5,4,4,5 (several numbers of stages: 9,9/5,4,4,5); left
+    out, the stages are as even as can be.
+
+    Raises: UsageError where the model has fewer parts than stages, or others than are given.
     """
     if width % heads:
         raise UsageError(f"--width {width} must be a multiple of the {heads} heads")
     # The parts in order, with their matrix work a token; attention itself grows with seq.
     block = [(4 * width + seq) * width, 8 * width * width]
     work = [width, *block * layers, BYTES * width]
-    first, last = cut(work, n_stages)[stage]
+    first, last = (given(parts, len(work), n_stages) if parts else cut(work, n_stages))[stage]
 
     def part(index: int) -> nn.Module:
         if index == 0:
@@ -156,12 +160,24 @@ def build(
             return Attention(width, heads, dropout, slices > 1)
         return Mlp(width, dropout)
 
-    parts = []
+    made = []
     for index in range(first, last):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(1_000_003 * seed + index)  # a part's weights depend on nothing else
-            parts.append(part(index))
-    return (Sliced if slices > 1 else nn.Sequential)(*parts).to(dtype)
+            made.append(part(index))
+    return (Sliced if slices > 1 else nn.Sequential)(*made).to(dtype)
+
+
+def given(text: str, n_parts: int, n_stages: int) -> list[tuple[int, int]]:
+    """(first, beyond last) part of each stage, of the cut in `9,9/5,4,4,5` with so many stages."""
+    for one in text.split("/"):
+        sizes = [int(x) for x in one.split(",") if x.isdecimal() and x != "0"]
+        if len(sizes) == n_stages and sum(sizes) == n_parts and one.count(",") == n_stages - 1:
+            return list(pairwise((0, *accumulate(sizes))))
+    raise UsageError(
+        f"parts={text}: the schedule has {n_stages} stages and the model {n_parts} parts; give a "
+        "number of parts for each stage, such as 5,4,4,5 (cuts for other numbers of stages after /)"
+    )
 
 
 def cut(work: Sequence[float], n_stages: int) -> list[tuple[int, int]]:
