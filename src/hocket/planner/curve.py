@@ -30,7 +30,10 @@ _PATIENCE = 0.4  # or this share of the time that a limit has
 
 
 class Point(NamedTuple):
-    """What one limit allows: the objective's value, its bound, and the schedule; None: nothing."""
+    """What one limit allows: the objective's value, its bound, and the schedule; None: nothing.
+
+    proven: nothing that was allowed can be better.
+    """
 
     limit: Number
     value: Number | None
@@ -39,6 +42,7 @@ class Point(NamedTuple):
     name: str
     found_by: str
     schedule: Schedule | None
+    proven: bool = False
 
 
 @dataclass(frozen=True)
@@ -180,8 +184,9 @@ def _point(limit: Number, found: Plan | None) -> Point:
     paths = found.schedule.placement.paths
     shape = f"{found.schedule.name}, {len(paths[0]) // found.schedule.p} stages a rank"
     return Point(
-        limit, found.value, bound.value, bound.argument, shape, found.found_by, found.schedule
-    )
+        limit, found.value, bound.value, bound.argument, shape, found.found_by, found.schedule,
+        found.proven,
+    )  # fmt: skip
 
 
 def _told(value: Number | None, unit: str) -> str:
@@ -192,7 +197,9 @@ def _gap(point: Point) -> str:
     if point.value is None or not point.bound:
         return ""
     above = float(point.value) / float(point.bound) - 1
-    return "optimal" if above <= 0 else f"{above:.2%}"
+    if above > 0:
+        return f"{above:.2%}"
+    return "optimal" if point.proven else "bound met"
 
 
 def _drawn(points: Sequence[Point]) -> Iterator[str]:

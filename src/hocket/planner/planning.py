@@ -366,7 +366,8 @@ class _Planning:
         timeline = simulate(made, contest.variant.costs)
         why = ""
         if float(contest.bound.value) >= float(value):
-            why = "no order of its placement is better"
+            chosen = self._sizes(made) or self._levels(made)
+            why = "no order of its placement is better" + " with its settings" * bool(chosen)
         return Entrant(
             name=f"{contest.by}: {contest.variant.name}", p=made.p, v=contest.variant.v,
             weights=made.placement.weight_copies, makespan=timeline.makespan, span=timeline.span,

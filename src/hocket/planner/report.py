@@ -94,11 +94,18 @@ def _shape(plan: Plan) -> str:
 
 def _bound_line(plan: Plan) -> str:
     unit = plan.costs.unit
-    line = f"no order of this placement is below {format_time(plan.bound.value, unit)} "
-    line += f"({plan.bound.argument}): "
-    line += "this is optimal" if plan.gap <= 0 else f"this is within {plan.gap:.2%} of that"
+    settings = {"cut of layers": plan.layers, "recomputation": plan.recompute}
+    chosen = " and ".join(f"this {name}" for name, values in settings.items() if values)
+    line = f"no order of this placement{f' with {chosen}' if chosen else ''} is below "
+    line += f"{format_time(plan.bound.value, unit)} ({plan.bound.argument}): "
+    best = "this is the best of these" if chosen else "this is optimal"
+    line += best if plan.gap <= 0 else f"this is within {plan.gap:.2%} of that"
+    if chosen:
+        line += "; other choices were tried, not ruled out"
     if plan.floor.value < plan.bound.value and not plan.proven:
-        line += f"; of all placements tried none is below {format_time(plan.floor.value, unit)}"
+        own = ", each with its own," if chosen else ""
+        line += f"; of all placements tried{own} none is below "
+        line += format_time(plan.floor.value, unit)
     return line
 
 

@@ -175,11 +175,12 @@ class Entrant(NamedTuple):
 class Plan:
     """The answer: a schedule that fits, its costs per stage, what it reaches and what nothing can.
 
-    bound: of this schedule's placement and kinds; floor: of every placement considered. proven:
-    value is the floor. found_by: where the order comes from. history: (seconds, value) whenever a
-    better one was found. recompute: level, and layers: number of layers of each stage, if any.
-    interrupted: the search was ended by Ctrl-C. finalists: the best orders by name, the answer
-    first.
+    bound: of this schedule's placement and kinds, with its cut of layers and what it recomputes;
+    floor: of every placement considered. proven: value is the floor, and that holds for every cut
+    and every recomputation. found_by: where the order comes from. history: (seconds, value)
+    whenever a better one was found. recompute: level, and layers: number of layers of each stage,
+    if any. interrupted: the search was ended by Ctrl-C. finalists: the best orders by name, the
+    answer first.
     """
 
     request: Request
@@ -205,6 +206,17 @@ class Plan:
         return float(self.value) / float(self.bound.value) - 1 if self.bound.value else 0.0
 
     @property
+    def is_chosen(self) -> bool:
+        """True when the cut of layers, or what is recomputed, was chosen and others not ruled out.
+
+        Recomputation only takes time where no limit in bytes asks for it.
+        """
+        request = self.request
+        return request.layers is not None or bool(request.recompute and request.memory)
+
+    @property
     def proven(self) -> bool:
-        """True when no placement considered can be better."""
+        """True when nothing that was allowed can be better: no placement, cut or recomputation."""
+        if self.is_chosen or self.interrupted:
+            return False
         return self.value <= self.floor.value
