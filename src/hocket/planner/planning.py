@@ -21,7 +21,9 @@ from hocket.errors import CostError, PlanError, ScheduleError
 from hocket.ir import Array, Placement, Queue, Schedule
 from hocket.planner.adapt import adapt
 from hocket.planner.bound import Bound, best_bound, crowded_bound, is_crowded
+from hocket.planner.fuse import Fusing, Pairing, race, saves
 from hocket.planner.nearest import lacking, nothing_fits
+from hocket.planner.problem import SPLIT, WHOLE, problem
 from hocket.planner.request import Entrant, Plan, Request, limits
 from hocket.planner.search import Arena, Found, Search
 from hocket.planner.variants import (
@@ -40,6 +42,7 @@ _RELAXED = 20.0  # seconds for the bound of ranks alone
 _TIMED = 8  # orders of list scheduling that are timed again where ranks share cores
 _SOLVABLE = 800  # actions up to which the exact solver is worth starting
 _FOR_SETTINGS = 0.2  # share of the time limit for the cut of layers and what is recomputed
+FOR_FUSING = 0.5  # share of the time limit that slots of two may take beyond it
 FOR_NAMES = 0.3  # share of the time limit after which no more options of named schedules are tried
 
 
@@ -332,6 +335,7 @@ class _Planning:
 
     def _answer(self, contests: list[_Contest]) -> Plan:
         request = self.request
+        self._fuse(contests)
         finalists = [*self.schedules]
         for c in contests:
             made = c.variant.problem.schedule(c.order, "planned")
@@ -342,10 +346,8 @@ class _Planning:
         value, made, costs, by = min(finalists, key=lambda x: (float(x[0]), weights[id(x[1])]))
         check(made).raise_if_bad()
         timeline = simulate(made, costs)
-        bound = self._bound_of(made, contests, value)
-        floor = min([c.bound for c in contests] + [bound], key=lambda b: float(b.value))
-        if floor.value > value:  # a slot of two actions may be faster than its parts
-            floor = bound
+        bound = self._bound_of(made, contests)
+        floor = min([*map(self._floor_of, contests), bound], key=lambda b: float(b.value))
         return Plan(
             request=request, schedule=made, costs=costs, value=value, makespan=timeline.makespan,
             span=timeline.span, bound=bound, floor=floor, found_by=by,
@@ -375,16 +377,70 @@ class _Planning:
             peak_bytes=max(r.peak_bytes for r in timeline.ranks), why=why,
         )  # fmt: skip
 
-    def _bound_of(self, made: Schedule, contests: list[_Contest], value: Number) -> Bound:
+    def _fuse(self, contests: list[_Contest]) -> None:
+        """Adds the best orders with slots of two, where FB may make these cheaper than two slots.
+
+        From then on the bounds are for orders with such slots.
+        """
+        request = self.request
+        some = [c for c in contests if saves(c.variant.costs)]
+        for c in some:
+            c.bound = self._floor_of(c)
+        some = [c for c in some if c.variant.costs.lane is None]
+        some = [c for c in some if not is_crowded(c.variant.problem)]
+        if not some or self.interrupted:
+            return
+        deadline = time.monotonic() + request.time_limit * FOR_FUSING
+        rounds = request.rounds if request.search else 0
+        workers = ThreadPoolExecutor(request.threads or os.cpu_count() or 1)
+        fields: list[tuple[Variant, Fusing]] = []
+        try:
+            for c in sorted(some, key=lambda c: float(c.value)):
+                if time.monotonic() < deadline:
+                    fields.append((c.variant, self._fusing(c)))
+            race([f for _, f in fields], workers, rounds=rounds, deadline=deadline)
+        except KeyboardInterrupt:
+            self.interrupted = True
+        finally:
+            workers.shutdown(wait=True, cancel_futures=True)
+        for variant, found in fields:
+            made = None if found.best is None else found.pairing.schedule(found.best, "planned")
+            if made is not None and not made.is_single:
+                name = f"slots of two: {variant.name}"
+                self.entrants.append(self._entrant(name, made, variant.v, True))
+        self._note(contests, "slots of two")
+
+    def _fusing(self, contest: _Contest) -> Fusing:
+        """The search for slots of two, from the best single orders and the registered ones."""
+        asked = contest.variant.problem
+        listed = [found.order for _, found in contest.search.arena.policies[:3]]
+        starts = [asked.schedule(order, "planned") for order in (contest.order, *listed)]
+        starts += [made for _, made, _, _ in self.schedules]
+        pairing = Pairing.of(asked, self.request.objective)
+        return Fusing(pairing, starts, seed=self.request.seed)
+
+    def _floor_of(self, contest: _Contest) -> Bound:
+        """The bound of a contest for all orders, those with slots of two among them."""
+        if contest.variant.costs.lane is None and not saves(contest.variant.costs):
+            return contest.bound
+        return Pairing.of(contest.variant.problem, self.request.objective).bound
+
+    def _bound_of(self, made: Schedule, contests: list[_Contest]) -> Bound:
         """The bound of the placement of the answer."""
+        costs = self.pricing.costs(made.placement, made.has_split_backward)
         for c in contests:
             same = c.variant.placement == made.placement
             if same and c.variant.problem.order_of(made) is not None:
                 return c.bound
+        if saves(costs) or (costs.lane is not None and not made.is_single):
+            if made.placement.slices > 1:
+                return Bound(0, "no bound of slices with slots of two actions")
+            kinds = SPLIT if made.has_split_backward else WHOLE
+            asked = problem(made.placement, costs, kinds)
+            return Pairing.of(asked, self.request.objective).bound
         from hocket.bounds import lower_bounds
 
         if self.request.objective == "makespan":
-            costs = self.pricing.costs(made.placement, made.has_split_backward)
             return max(lower_bounds(made, costs), key=lambda b: float(b.value))
         return Bound(0, "no bound of a span with slots of two actions")
 

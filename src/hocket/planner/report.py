@@ -1,6 +1,6 @@
 """A plan told in text and JSON.
 
-Imports request, render.compare.
+Imports request, fuse, render.compare.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 from fractions import Fraction
 from typing import Any
 
-from hocket.costs import Costs, fused_rule
+from hocket.planner.fuse import saves
 from hocket.planner.request import OBJECTIVES, Plan
 from hocket.render.compare import format_time, table
 
@@ -34,7 +34,9 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "gap": plan.gap, "floor": plain(plan.floor.value), "proven": plan.proven,
         "found_by": plan.found_by, "seconds": plan.seconds, "seed": request.seed,
         "interrupted": plan.interrupted,
-        "fused_slots": "registered schedules only",
+        "fused_slots": "searched for"
+        if saves(plan.costs) and not misses_slots_of_two(plan)
+        else "registered schedules only",
         "weights": s.placement.weight_copies, "recompute": list(plan.recompute),
         "layers": list(plan.layers),
         "competitors": [{k: plain(x) for k, x in e._asdict().items()} for e in plan.entrants],
@@ -44,18 +46,15 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 
 FUSED = (
-    "a forward and a backward in one slot are cheaper here than apart: only registered schedules "
-    "have such slots, the search makes none, and bounds are for orders without them"
+    "a forward and a backward in one slot are cheaper here than apart, but only registered "
+    "schedules have such slots: the search makes none where ranks share cores, or for a lane"
 )
 
 
-def fused_is_cheaper(costs: Costs) -> bool:
-    """True when a slot of a forward and a backward may take less than the two apart."""
-    rule, x = fused_rule(costs.FB)
-    whole = costs.whole if isinstance(costs.whole, tuple) else (costs.whole,)
-    forward = costs.F if isinstance(costs.F, tuple) else (costs.F,)
-    cheaper = {"sum": False, "max": True, "scale": x < 1, "number": x < max(forward) + max(whole)}
-    return cheaper[rule] or costs.lane is not None
+def misses_slots_of_two(plan: Plan) -> bool:
+    """True where slots of a forward and a backward may be cheaper, but are not searched for."""
+    costs, lane = plan.costs, plan.costs.lane is not None
+    return lane or (saves(costs) and costs.slows(plan.schedule))
 
 
 def as_text(plan: Plan) -> str:
@@ -70,7 +69,7 @@ def as_text(plan: Plan) -> str:
     ]
     if plan.interrupted:
         out.append("ended by an interrupt: this is the best so far")
-    if fused_is_cheaper(request.layers or request.costs):
+    if misses_slots_of_two(plan):
         out.append(FUSED)
     if plan.costs.slows(s):
         out.append(
@@ -96,7 +95,12 @@ def _bound_line(plan: Plan) -> str:
     unit = plan.costs.unit
     settings = {"cut of layers": plan.layers, "recomputation": plan.recompute}
     chosen = " and ".join(f"this {name}" for name, values in settings.items() if values)
-    line = f"no order of this placement{f' with {chosen}' if chosen else ''} is below "
+    if not plan.bound.value:
+        return plan.bound.argument
+    line = f"no order of this placement{f' with {chosen}' if chosen else ''} "
+    if plan.costs.lane is not None and not saves(plan.costs) and plan.schedule.is_single:
+        line += "without slots of two "
+    line += "is below "
     line += f"{format_time(plan.bound.value, unit)} ({plan.bound.argument}): "
     best = "this is the best of these" if chosen else "this is optimal"
     line += best if plan.gap <= 0 else f"this is within {plan.gap:.2%} of that"
