@@ -1,13 +1,19 @@
 """The exact solver: OR-tools CP-SAT proves an order optimal or tightens the bound (extra `solve`).
 
-Imports deps, problem, bound, search. The solver is imported when it is used.
+Times become whole numbers so that every order that can run still can (`_Grid`): what is proven of
+the model holds for the problem. Imports deps, problem, bound, search. The solver is imported when
+it is used.
 """
 
 from __future__ import annotations
 
 import math
 import time
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
+from fractions import Fraction
+from graphlib import TopologicalSorter
 from itertools import pairwise, product
 from typing import Any, NamedTuple
 
@@ -24,10 +30,18 @@ _ALONE = (
     "alone cannot be faster with its memory limit and the shortest ways between its actions, "
     "found by the exact solver"
 )
+_NOISE = 2e-13  # more than sums of floats are off by, relative
+_MEET = 1e-12  # relative; as `Search.done`
+_FINE = 1e8  # most steps in the longest time, where it is no multiple of a larger one
+_COARSE = 1e4  # the same for a span of all queues: cycles of waits are closed step by step
+_WHOLE = 2.0**53  # below it floats hold whole numbers
 
 
 class Solved(NamedTuple):
-    """The best order known, the proven lower bound in ticks, and whether they meet."""
+    """The best order known, the proven lower bound in ticks, and whether they meet.
+
+    With floats they meet where they differ by no more than sums of floats do.
+    """
 
     found: Found
     bound: float
@@ -57,6 +71,56 @@ def solve(
     return _Model(problem, objective, start, bound).solved(seconds, threads, seed)
 
 
+class _Grid(NamedTuple):
+    """The whole numbers that stand for times in a model, which is never stricter than the problem.
+
+    A time x becomes the whole units in x * (1 + noise). A sum rounded down is not below the sum of
+    its parts rounded down, so what real starts keep, these keep, and they cost no more. Where all
+    times are whole multiples of the unit (`exact`), nothing is lost and there is no noise.
+    """
+
+    unit: float
+    exact: bool
+
+    @property
+    def _noise(self) -> float:
+        return 0.0 if self.exact else _NOISE
+
+    def down(self, times: Array) -> Array:
+        """Times in ticks as whole units, rounded down."""
+        return np.floor(times * ((1 + self._noise) / self.unit)).astype(np.int64)
+
+    def top(self, cost: float) -> int:
+        """A cost that an order has, in units: no better one is above it."""
+        return math.ceil(cost * (1 + self._noise) / self.unit)
+
+    def low(self, bound: float) -> int:
+        """A lower bound of all costs, in units: a lower bound of the model."""
+        if self.exact:
+            return math.ceil(bound / self.unit * (1 - _NOISE))
+        return math.floor(bound / self.unit)
+
+    def back(self, units: float) -> float:
+        """A lower bound of the model as one of the problem, in ticks."""
+        return units * self.unit / (1 + 2 * self._noise)
+
+
+def _grid(problem: Problem, top: float, steps: float) -> _Grid:
+    """The grid for orders that cost at most `top`; steps: the most in the longest time."""
+    times = [float(x) for x in (*problem.dur, *problem.delay.ravel()) if x]
+    if problem.ticks.exact and top < _WHOLE:
+        return _Grid(float(math.gcd(*map(int, times))) if times else 1.0, True)
+    longest = max(times, default=1.0)
+    return _Grid(max(_common(times), longest / steps), False)
+
+
+def _common(values: Iterable[float]) -> float:
+    """The largest number that all values above 0 are whole multiples of, to 14 digits."""
+    found = [Fraction(f"{x:.14g}") for x in values if x]
+    scale = math.lcm(*(x.denominator for x in found))
+    return float(Fraction(math.gcd(*(int(x * scale) for x in found)), scale))
+
+
 @dataclass(eq=False)
 class _Model:
     """One model of a problem: start times within windows, one action at a time in each queue."""
@@ -69,14 +133,12 @@ class _Model:
     def __post_init__(self) -> None:
         from ortools.sat.python import cp_model
 
-        self.cp: Any = cp_model
         self.model: Any = cp_model.CpModel()
         p = self.problem
-        self.unit = _common(p)
-        self.dur = np.round(p.dur / self.unit).astype(int)
-        self.delay = np.round(p.delay / self.unit).astype(int)
-        self.top = round(self.start.cost / self.unit)
-        self.low = math.ceil(self.bound / self.unit - 1e-6)
+        self.grid = _grid(p, self.start.cost, _FINE if self.objective == "makespan" else _COARSE)
+        self.dur, self.delay = self.grid.down(p.dur), self.grid.down(p.delay)
+        self.head, self.tail = self.grid.down(p.head), self.grid.down(p.tail)
+        self.top, self.low = self.grid.top(self.start.cost), self.grid.low(self.bound)
         self._actions()
         self._order()
         self._memory()
@@ -84,14 +146,12 @@ class _Model:
 
     def _actions(self) -> None:
         """Start variables: windows from ways in and out, and from the microbatches around."""
-        p, model = self.problem, self.model
-        head = np.round(p.head / self.unit).astype(int)
-        tail = np.round(p.tail / self.unit).astype(int)
-        span = self.objective != "makespan"
-        last = self.top if not span else int(head.max() + tail.max() + 2 * self.top)
+        p, model, head, tail = self.problem, self.model, self.head, self.tail
+        # Of a span: queues of one path overlap, so those joined by paths fit into their sum.
+        last = self.top * (1 if self.objective == "makespan" else len(p.queues) - 1)
         self.starts: list[list[Any]] = []
         self.intervals: list[list[Any]] = []
-        begin = np.round(Arena(p, self.objective).begin(self.start.order) / self.unit).astype(int)
+        begin = self.grid.down(Arena(p, self.objective).begin(self.start.order))
         for t in range(p.n_types):
             times = np.sort(begin[self.start.order == t])
             row = []
@@ -106,6 +166,7 @@ class _Model:
             self.intervals.append(
                 [model.new_fixed_size_interval_var(x, int(self.dur[t]), "") for x in row]
             )
+        model.add_min_equality(0, [self.starts[t][0] for t in np.flatnonzero(p.needs == 0)])
 
     def _order(self) -> None:
         p, model = self.problem, self.model
@@ -114,9 +175,9 @@ class _Model:
                 model.add(b >= a + int(self.dur[t]))
             for e in range(int(p.needs[t])):
                 u = int(p.need[t, e])
-                wait = int(self.dur[u] + self.delay[t, e])
+                way = int(self.dur[u] + self.delay[t, e])
                 for a, b in zip(self.starts[u], row, strict=True):
-                    model.add(b >= a + wait)
+                    model.add(b >= a + way)
         for q in range(len(p.queues) - 1):
             mine = np.flatnonzero(p.queue_of == q).tolist()
             model.add_no_overlap([i for t in mine for i in self.intervals[t]])
@@ -140,7 +201,7 @@ class _Model:
                 continue
             same = (p.path == p.path[f]) & (p.stage == p.stage[f])
             ends = [t for t in np.flatnonzero(same).tolist() if p.kind[t] in ENDS]
-            if not ends or p.free[ends[0]] < p.take[f] - 1e-9:
+            if not ends or p.free[ends[0]] < p.take[f]:
                 continue
             fits = math.floor(cap / p.take[f] + 1e-9)
             for k in range(fits, int(p.counts[f])):
@@ -151,46 +212,79 @@ class _Model:
         p, model = self.problem, self.model
         self.goal = model.new_int_var(self.low, max(self.low, self.top), "")
         model.add_hint(self.goal, self.top)
+        late = 0 if self.grid.exact else 1  # two times rounded down may be a unit further apart
         for q in range(len(p.queues) - 1):
             mine = np.flatnonzero(p.queue_of == q).tolist()
             ends = [self.starts[t][-1] + int(self.dur[t]) for t in mine]
             if self.objective == "makespan":
                 for end, t in zip(ends, mine, strict=True):
-                    way_out = round(p.tail[t] / self.unit)
-                    model.add(end + way_out <= self.goal)
+                    model.add(end + int(self.tail[t]) <= self.goal)
                 continue
             for t in mine:
                 for end in ends:
-                    model.add(end - self.starts[t][0] <= self.goal)
+                    model.add(end - self.starts[t][0] - late <= self.goal)
         model.minimize(self.goal)
 
     def solved(self, seconds: float, threads: int, seed: int) -> Solved:
-        solver: Any = self.cp.CpSolver()
-        solver.parameters.max_time_in_seconds = max(0.1, seconds)
-        solver.parameters.num_workers = threads
-        solver.parameters.random_seed = seed
-        status = solver.solve(self.model)
-        bound = max(self.bound, solver.best_objective_bound * self.unit)
-        found = self.start
-        if status in (self.cp.OPTIMAL, self.cp.FEASIBLE):
+        solver, low = _run(self.model, seconds, threads, seed)
+        bound, found = max(self.bound, self.grid.back(low)), self.start
+        if solver is not None:
             order = self._read(solver)
-            cost = Arena(self.problem, self.objective).cost(order)
+            cost = Arena(self.problem, self.objective).cost(order)  # in the problem's own times
             if cost < found.cost:
                 found = Found(cost, order)
-        if status == self.cp.INFEASIBLE:
-            raise AssertionError("the model has no solution though one is known")
-        proven = found.cost <= bound + 1e-6 * max(1.0, abs(bound))
-        return Solved(found, min(bound, found.cost), proven)
+        bound = _reached(bound, found.cost)
+        return Solved(found, bound, bound == found.cost)
 
     def _read(self, solver: Any) -> Array:
-        """The order of the solution."""
+        """The order of the solution; of what starts together, what ends first and is needed."""
         p, out = self.problem, []
+        needs = {t: p.need[t, : p.needs[t]].tolist() for t in range(p.n_types)}
+        depth = {t: i for i, t in enumerate(TopologicalSorter(needs).static_order())}
         for q in range(len(p.queues) - 1):
-            mine = np.flatnonzero(p.queue_of == q).tolist()
-            rank = {t: i for i, t in enumerate(sorted(mine, key=lambda t: p.head[t]))}
-            line = [(solver.value(x), rank[t], t) for t in mine for x in self.starts[t]]
-            out += [t for _, _, t in sorted(line)]
+            line = [
+                (start, start + self.dur[t], p.head[t], depth[t], t)
+                for t in np.flatnonzero(p.queue_of == q).tolist()
+                for start in map(solver.value, self.starts[t])
+            ]
+            out += [t for *_, t in sorted(line)]
         return np.array(out, dtype=np.int64)
+
+
+def _reached(bound: float, cost: float) -> float:
+    """The bound, or the cost of a known order where that meets it."""
+    return cost if cost <= bound * (1 + _MEET) else bound
+
+
+def _run(model: Any, seconds: float, threads: int, seed: int = 0) -> tuple[Any, float]:
+    """The solver where it has a solution, else None; and its lower bound, 0 where it failed.
+
+    Ctrl-C ends it and is raised.
+    """
+    from ortools.sat.python import cp_model
+
+    solver: Any = cp_model.CpSolver()
+    solver.parameters.max_time_in_seconds = max(0.1, seconds)
+    solver.parameters.num_workers = threads
+    solver.parameters.random_seed = seed
+    solver.parameters.catch_sigint_signal = False  # else Ctrl-C looks like the end of its time
+    with ThreadPoolExecutor(1) as other:  # this thread stays free to hear of Ctrl-C
+        job = other.submit(solver.solve, model)
+        try:
+            wait([job])
+        except KeyboardInterrupt:
+            while not job.done():
+                solver.stop_search()
+                wait([job], timeout=0.05)
+            raise
+    failed = job.exception()
+    if isinstance(failed, RuntimeError | ValueError | ArithmeticError | MemoryError):
+        return None, 0.0
+    status = job.result()
+    found = status in (cp_model.OPTIMAL, cp_model.FEASIBLE)
+    if not found and status != cp_model.UNKNOWN:
+        return None, 0.0
+    return solver if found else None, max(0.0, float(solver.best_objective_bound))
 
 
 def relaxed(
@@ -211,13 +305,14 @@ def relaxed(
     for i, queue in enumerate(reversed(range(n))):
         began = time.monotonic()
         low = _alone(problem, objective, queue, ways, top, max(0.2, seconds / (n - i)), threads)
+        low = _reached(low, top)
         seconds -= time.monotonic() - began
         if low > best[0]:
             name = problem.placement.queues[queue]
             best = low, f"rank {name} {_ALONE}"
-        if best[0] >= top - 1e-6:
+        if best[0] >= top:
             break
-    return min(best[0], top), best[1]
+    return best
 
 
 def _alone(
@@ -230,14 +325,11 @@ def _alone(
     mine = np.flatnonzero(problem.queue_of == queue).tolist()
     if not mine:
         return 0.0
-    cp: Any = cp_model
-    model: Any = cp.CpModel()
-    unit = _common(problem)
-    dur, last = np.floor(problem.dur / unit + 1e-9).astype(int), math.ceil(top / unit)
+    model: Any = cp_model.CpModel()
+    grid = _grid(problem, top, _FINE)
+    dur, last = grid.down(problem.dur), grid.top(top)
     ends = objective == "makespan"
-    head, tail = (
-        np.floor(x / unit + 1e-9).astype(int) * ends for x in (problem.head, problem.tail)
-    )
+    head, tail = (grid.down(x) * ends for x in (problem.head, problem.tail))
     starts: dict[int, list[Any]] = {}
     for t in mine:
         n, d = int(problem.counts[t]), int(dur[t])
@@ -250,62 +342,40 @@ def _alone(
     )
     for a, b in product(mine, mine):
         if a != b and math.isfinite(ways[a, b]) and problem.path[a] == problem.path[b]:
-            wait = math.floor(ways[a, b] / unit + 1e-9)
+            way = int(grid.down(ways[a, b]))
             for x, y in zip(starts[a], starts[b], strict=True):
-                model.add(y >= x + wait)
+                model.add(y >= x + way)
     _limit(model, problem, queue, starts, dur)
     goal = model.new_int_var(0, last, "")
-    for t in mine:
-        end = starts[t][-1] + int(dur[t])
-        if ends:
-            model.add(end + int(tail[t]) <= goal)
-        else:
-            for first in mine:
-                model.add(end - starts[first][0] <= goal)
+    for t in mine:  # a span counts from 0 too: only this queue is here
+        model.add(starts[t][-1] + int(dur[t]) + int(tail[t]) <= goal)
     model.minimize(goal)
-    solver: Any = cp.CpSolver()
-    solver.parameters.max_time_in_seconds = seconds
-    solver.parameters.num_workers = threads
-    status = solver.solve(model)
-    if status == cp.INFEASIBLE:  # by rounding only: an order with this cost is known
-        return 0.0
-    return max(0.0, float(solver.best_objective_bound)) * unit
+    return grid.back(_run(model, seconds, threads)[1])
 
 
 def _limit(model: Any, problem: Problem, queue: int, starts: Any, dur: Array) -> None:
-    """Adds the memory limit of a queue: what is taken and freed over time; starts by type."""
+    """Adds the memory limit of a queue: what is taken and freed over time; starts by type.
+
+    In whole units, taken rounded down and freed up. The limit is raised by all that the other way
+    of rounding gave, for sizes that are multiples of the unit but for their last digit.
+    """
     cap = float(problem.cap[queue])
-    mine = np.flatnonzero(problem.queue_of == queue).tolist()
-    if not math.isfinite(cap) or not mine:
+    mine = np.flatnonzero(problem.queue_of == queue)
+    take, free, counts = problem.take[mine], problem.free[mine], problem.counts[mine]
+    most = float((np.maximum(take, 0) + np.maximum(-free, 0)) @ counts)
+    if most <= cap:
         return
-    scale = _scale(problem, mine, cap)
+    unit = max(_common(np.abs([*take, *free])), most / 2**40)
+    taken, freed = np.floor(take / unit + 1e-6), np.ceil(free / unit - 1e-6)
+    stricter = np.maximum(taken * unit - take, 0) + np.maximum(free - freed * unit, 0)
+    room = math.floor((cap + float(stricter @ counts)) / unit * (1 + _NOISE))
     times, changes = [], []
-    for t in mine:
+    for t, a, b in zip(mine.tolist(), taken.astype(int), freed.astype(int), strict=True):
         for x in starts[t]:
-            if problem.take[t]:
-                times.append(x)
-                changes.append(math.floor(problem.take[t] * scale + 1e-6))
-            if problem.free[t]:
-                times.append(x + int(dur[t]))
-                changes.append(-math.ceil(problem.free[t] * scale - 1e-6))
-    model.add_reservoir_constraint(times, changes, -(10**9), math.floor(cap * scale + 1e-6))
-
-
-def _common(problem: Problem) -> float:
-    """The largest tick that all times are whole multiples of; 1 where times are floats."""
-    if not problem.ticks.exact:
-        return float(max(problem.dur.max(), 1e-12)) / 10_000
-    times = [int(x) for x in (*problem.dur, *problem.delay.ravel()) if x]
-    return float(math.gcd(*times)) if times else 1.0
-
-
-def _scale(problem: Problem, mine: list[int], cap: float) -> float:
-    """A factor that makes the memory of a queue whole numbers: exact for small ones."""
-    sizes = [x for t in mine for x in (problem.take[t], problem.free[t]) if x]
-    for scale in (1, 2, 4, 8, 12, 60, 1000):
-        if all(abs(x * scale - round(x * scale)) < 1e-6 for x in sizes):
-            return scale
-    return 1e6 / max(cap, *sizes)
+            moved = [(x, int(a)), (x + int(dur[t]), -int(b))]
+            times += [when for when, change in moved if change]
+            changes += [change for _, change in moved if change]
+    model.add_reservoir_constraint(times, changes, sum(c for c in changes if c < 0), room)
 
 
 __all__ = ["Solved", "available", "relaxed", "solve"]
