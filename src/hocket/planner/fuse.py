@@ -460,7 +460,7 @@ def _ranked(found: Sequence[tuple[Rule, Paired]]) -> list[tuple[Rule, Paired]]:
 
 
 def _kept(found: Sequence[Paired]) -> list[Paired]:
-    """The best of each cost."""
+    """The best orders, one of each cost."""
     by_cost: dict[float, Paired] = {}
     for one in found:
         by_cost.setdefault(one.cost, one)
@@ -472,15 +472,12 @@ def race(fields: Sequence[Fusing], workers: Executor, *, rounds: int, deadline: 
 
     deadline: of time.monotonic(), looked at between rounds.
     """
-    left = [f for f in fields if f.best is not None]
+    fitting = [f for f in fields if f.best is not None]
+    left = fitting
     for lap in range(rounds):
-        values = [_value(f) for f in left]
-        best = min(values, default=0.0)
-        left = [
-            f
-            for f in sorted(left, key=_value)
-            if not f.done and float(f.pairing.bound.value) < best
-        ]
+        best = min(map(_value, fitting), default=0.0)
+        left = [f for f in left if not f.done and float(f.pairing.bound.value) < best]
+        left.sort(key=_value)
         if lap > 1 and len(left) > 1:
             left = left[: (len(left) + 1) // 2]
         for one in left:

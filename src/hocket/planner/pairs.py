@@ -365,7 +365,7 @@ def dispatch(  # noqa: C901 (one compiled loop)
     owed, ahead = np.zeros(len(group), dtype=np.int64), np.zeros(len(group), dtype=np.int64)
     now, clock = np.zeros(n_queues), np.zeros(n_queues)
     level, soon = np.zeros(n_queues), np.zeros(n_queues)
-    any_ = np.full(len(group), 1e300)
+    endless = np.full(len(group), 1e300)
     size[:] = 0
     todo, latest = 0, 0.0
     for q in range(n_queues):
@@ -383,7 +383,7 @@ def dispatch(  # noqa: C901 (one compiled loop)
                       delay, ends, take, kept, ahead, warm, lean, soon)  # fmt: skip
             less = free[b] - take[b] if b >= 0 else 0.0
             f = ready(q, 0, at, room + less, types_of, n_types, side, group, counts, done, needs,
-                      need, delay, ends, take, kept, ahead, any_ if forced or b >= 0 else warm,
+                      need, delay, ends, take, kept, ahead, endless if forced or b >= 0 else warm,
                       lean, soon)  # fmt: skip
             w = owing(q, types_of, n_types, side, owed)
             if f >= 0 and b >= 0:
