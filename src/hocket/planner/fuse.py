@@ -428,7 +428,7 @@ class Fusing:
         n = int(self.pairing.asked.counts.sum())
         fast = loops().compiled
         if self._turn < 6:
-            self._tune(max(5, min(1000, (1_000_000 if fast else 10_000) // n)))
+            self._tune(max(5, min(1000, (10**9 if fast else 10**7) // n**2)))
         moves = max(200, min(30_000, (12_000_000 if fast else 60_000) // n))
         moves *= min(4, 1 + self._turn // 2)
         jobs = [

@@ -390,15 +390,15 @@ class _Planning:
         some = [c for c in some if not is_crowded(c.variant.problem)]
         if not some or self.interrupted:
             return
-        deadline = time.monotonic() + request.time_limit * FOR_FUSING
+        began, most = time.monotonic(), request.time_limit * FOR_FUSING
         rounds = request.rounds if request.search else 0
         workers = ThreadPoolExecutor(request.threads or os.cpu_count() or 1)
         fields: list[tuple[Variant, Fusing]] = []
         try:
             for c in sorted(some, key=lambda c: float(c.value)):
-                if time.monotonic() < deadline:
+                if time.monotonic() < began + most / 2:
                     fields.append((c.variant, self._fusing(c)))
-            race([f for _, f in fields], workers, rounds=rounds, deadline=deadline)
+            race([f for _, f in fields], workers, rounds=rounds, deadline=began + most)
         except KeyboardInterrupt:
             self.interrupted = True
         finally:
