@@ -266,3 +266,22 @@ def test_a_gigabyte_is_only_added_to_limits_in_bytes():
     large = Costs(bytes=Bytes(activation=1e9))
     found = plan(Request(p=2, m=4, costs=large, memory=8e9, rounds=1, search=False))
     assert "1 GB more a rank" in {c.what for c in sensitivity(found, seconds=0.1).changes}
+
+
+def test_two_directions_fit_where_only_one_microbatch_may_be_in_flight():
+    request = asked("mirrored", p=2, m=2, copies=2, split=False, in_flight=1)
+    assert plan(request).value == 11
+
+
+def test_only_one_row_is_the_plan_where_others_are_as_good():
+    found = plan(Request(p=2, m=3, in_flight=2, rounds=2))
+    words = [e.why.partition(";")[0] for e in found.entrants if e.value == found.value]
+    assert sorted(words)[-1] == "the plan" and words.count("the plan") == 1
+    assert len({name for name, _, _ in found.finalists}) == len(found.finalists)
+
+
+def test_sums_of_floats_in_another_order_are_still_optimal():
+    found = plan(asked("linear", costs=Costs(F=0.1, I=0.1, W=0.1), p=3, m=9, split=True))
+    assert found.value != found.bound.value or found.gap == 0
+    assert found.gap == 0 and found.proven
+    assert "this is optimal" in as_text(found)

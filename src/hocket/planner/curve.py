@@ -15,7 +15,8 @@ from hocket.bounds import Bound
 from hocket.costs import Bytes, Number
 from hocket.errors import PlanError, UsageError
 from hocket.ir import Schedule
-from hocket.planner.planning import Progress, Watcher, plan
+from hocket.planner.fuse import saves
+from hocket.planner.planning import FOR_FUSING, Progress, Watcher, plan
 from hocket.planner.report import plain
 from hocket.planner.request import Plan, Request
 from hocket.planner.variants import named
@@ -109,7 +110,7 @@ def curve(
         _limited(request, what, limit, request.time_limit)
     plans: list[Plan | None] = []
     error: PlanError | None = None
-    named_ones = _named(request, began)
+    named_ones = _named(request, began) if request.named else []
     request = replace(request, named=False)
     for i, limit in enumerate(wanted):
         left = request.time_limit - (time.monotonic() - began)
@@ -131,24 +132,29 @@ def curve(
         raise KeyboardInterrupt
     _offered(request, what, wanted, plans)
     return Curve(
-        what, request.objective, request.costs.unit,
+        what, request.objective, (request.layers or request.costs).unit,
         tuple(_point(x, p) for x, p in zip(wanted, plans, strict=False)),
         time.monotonic() - began, tuple(wanted[len(plans) :]),
     )  # fmt: skip
 
 
 def _limited(request: Request, what: str, limit: Number, seconds: float) -> Request:
+    """The request at one limit, of which search, slots of two and solver take so long together."""
+    parts = 1 + FOR_FUSING * saves(request.layers or request.costs) + request.solver
+    seconds /= parts
     patience = max(_LEAST, seconds * _PATIENCE)
     changed: dict[str, Any] = {name: None for name in LIMITS} | {what: limit}
-    return replace(request, **changed, time_limit=seconds, patience=patience)
+    return replace(
+        request, **changed, time_limit=seconds, patience=patience,
+        solver_time=min(request.solver_time, seconds),
+    )  # fmt: skip
 
 
 def _named(request: Request, began: float) -> list[tuple[str, Schedule]]:
     """The registered schedules, made once for all limits."""
     out: list[tuple[str, Schedule]] = []
-    for name, _, _, made in named(request) if request.named else ():
-        if ":" in name and time.monotonic() - began > request.time_limit * _FOR_NAMES:
-            break
+    late = began + request.time_limit * _FOR_NAMES
+    for name, _, _, made in named(request, lambda: time.monotonic() > late):
         if isinstance(made, Schedule):
             out.append((name, made))
     return out

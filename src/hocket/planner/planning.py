@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -340,18 +341,20 @@ class _Planning:
         for c in contests:
             made = c.variant.problem.schedule(c.order, "planned")
             value = measure(simulate(made, c.variant.costs), c.variant.costs, request.objective)
-            finalists.append((value, made, c.variant.costs, c.by))
-            self.entrants.append(self._searched(c, made, value))
-        weights = {id(x[1]): x[1].placement.weight_copies for x in finalists}
-        value, made, costs, by = min(finalists, key=lambda x: (float(x[0]), weights[id(x[1])]))
+            entrant = self._searched(c, made, value)
+            finalists.append((value, made, c.variant.costs, entrant.name))
+            self.entrants.append(entrant)
+        value, made, costs, name = min(
+            finalists, key=lambda x: (float(x[0]), x[1].placement.weight_copies)
+        )
         check(made).raise_if_bad()
         timeline = simulate(made, costs)
         bound = self._bound_of(made, contests)
         floor = min([*map(self._floor_of, contests), bound], key=lambda b: float(b.value))
         return Plan(
             request=request, schedule=made, costs=costs, value=value, makespan=timeline.makespan,
-            span=timeline.span, bound=bound, floor=floor, found_by=by,
-            entrants=tuple(_ranked(self.entrants, value, by)),
+            span=timeline.span, bound=bound, floor=floor,
+            found_by=name.partition(": ")[0], entrants=tuple(_ranked(self.entrants, value, name)),
             history=tuple(self.history), seconds=self.seconds, interrupted=self.interrupted,
             recompute=self._levels(made), layers=self._sizes(made),
             finalists=tuple(_best_of(finalists, made)),
@@ -408,7 +411,8 @@ class _Planning:
             if made is not None and not made.is_single:
                 name = f"slots of two: {variant.name}"
                 self.entrants.append(self._entrant(name, made, variant.v, True))
-        self._note(contests, "slots of two")
+        with suppress(KeyboardInterrupt):  # all that there was to stop has ended
+            self._note(contests, "slots of two")
 
     def _fusing(self, contest: _Contest) -> Fusing:
         """The search for slots of two, from the best single orders and the registered ones."""
@@ -527,7 +531,7 @@ def over(request: Request, timeline: Timeline, v: int) -> str:
     return max(out)[1] if out else ""
 
 
-def _ranked(entrants: list[Entrant], value: Number, by: str) -> list[Entrant]:
+def _ranked(entrants: list[Entrant], value: Number, answer: str) -> list[Entrant]:
     """Best first; of a name with several options the best; each with why it is not the answer."""
     best: dict[tuple[str, int, int], Entrant] = {}
     for e in entrants:
@@ -540,8 +544,7 @@ def _ranked(entrants: list[Entrant], value: Number, by: str) -> list[Entrant]:
         if e.value is not None:
             above = float(e.value) / float(value) - 1 if value else 0.0
             slower = f"{above:.1%} slower" if above > 5e-4 else "slower" if above > 0 else ""
-            mine = e.name == by or e.name.startswith(f"{by}: ")
-            word = slower or ("the plan" if mine else "as good")
+            word = slower or ("the plan" if e.name == answer else "as good")
             e = e._replace(why=f"{word}; {e.why}" if e.why else word)
         out.append(e)
     return out

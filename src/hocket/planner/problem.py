@@ -85,19 +85,24 @@ class Problem:
     @cached_property
     def head(self) -> Array:
         """The shortest time before a type's first action, `[type]`."""
-        return self._longest(self.arcs)
+        return self._longest(self.arcs, self.dur)
 
     @cached_property
     def tail(self) -> Array:
         """The shortest time from the end of a type's last action to the end, `[type]`."""
-        return self._longest([(b, a, d) for a, b, d in self.arcs])
+        return self._longest([(b, a, d) for a, b, d in self.arcs], self.dur)
 
-    def _longest(self, arcs: list[tuple[int, int, float]]) -> Array:
+    @cached_property
+    def depth(self) -> Array:
+        """The most actions of one microbatch that come one after the other before it, `[type]`."""
+        return self._longest([(a, b, 0.0) for a, b, _ in self.arcs], np.ones(self.n_types))
+
+    def _longest(self, arcs: list[tuple[int, int, float]], dur: Array) -> Array:
         reach = np.zeros(self.n_types)
         for _ in range(self.n_types + 1):
             changed = False
             for a, b, delay in arcs:
-                at = reach[a] + self.dur[a] + delay
+                at = reach[a] + dur[a] + delay
                 if at > reach[b]:
                     reach[b], changed = at, True
             if not changed:

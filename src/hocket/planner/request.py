@@ -16,6 +16,7 @@ from hocket.errors import UsageError
 from hocket.ir import Placement, Schedule, linear, looped, mirrored, vshape, wave
 from hocket.planner.recompute import Level
 
+_ROUNDING = 1e-9  # sums of floats in another order differ by less
 Limit = Number | tuple[Number, ...] | None
 
 OBJECTIVES = {
@@ -203,7 +204,7 @@ class Plan:
     @property
     def gap(self) -> float:
         """How far the value is above the bound of its placement, as a share of the bound."""
-        return float(self.value) / float(self.bound.value) - 1 if self.bound.value else 0.0
+        return _above(self.value, self.bound.value) if self.bound.value else 0.0
 
     @property
     def is_chosen(self) -> bool:
@@ -219,4 +220,13 @@ class Plan:
         """True when nothing that was allowed can be better: no placement, cut or recomputation."""
         if self.is_chosen or self.interrupted:
             return False
-        return self.value <= self.floor.value
+        return bool(self.floor.value or not self.value) and not _above(self.value, self.floor.value)
+
+
+def _above(value: Number, bound: Number) -> float:
+    """The share by which a value is above its bound; 0 where floats differ by rounding alone."""
+    if value <= bound:
+        return 0.0
+    share = float(value) / float(bound) - 1
+    is_exact = not isinstance(value, float) and not isinstance(bound, float)
+    return share if is_exact or share > _ROUNDING else 0.0

@@ -256,11 +256,11 @@ class Arena:
     def serial(self) -> Array:
         """One microbatch after the other: it fits wherever anything does."""
         p, order = self.problem, []
+        mbs = [p.mbs_of_path[path] for path in p.path.tolist()]
         for q in range(len(p.queues) - 1):
-            types = [t for t in range(p.n_types) if p.queue_of[t] == q]
-            types.sort(key=lambda t: p.head[t])
-            most = max((int(p.counts[t]) for t in types), default=0)
-            order += [t for k in range(most) for t in types if k < p.counts[t]]
+            mine = np.flatnonzero(p.queue_of == q).tolist()
+            actions = [(mbs[t][k], p.depth[t], t) for t in mine for k in range(p.counts[t])]
+            order += [t for _, _, t in sorted(actions)]
         return np.array(order, dtype=np.int64)
 
     def starts(self, given: Sequence[Array] = ()) -> list[Found]:
