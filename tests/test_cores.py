@@ -135,3 +135,24 @@ def test_explain_tells_what_a_core_for_every_rank_would_gain():
     t = simulate(s, Costs(cores=2))
     gains = {g.change: g.gain for g in explain(t, Costs(cores=2)).gains}
     assert gains["a core for every rank"] == t.makespan - 33
+
+
+def test_each_message_keeps_a_shared_core_busy_beside_the_ranks():
+    """One core: 2 of F, then the message's 1 and 1F0's 2 at half speed each, from 2 to 5; ..."""
+    s = build("gpipe", p=2, m=1)
+    costs = Costs(F=2, I=2, W=0, copying=1)
+    assert simulate(s, costs).makespan == 8  # with a core each it costs nothing
+    t = simulate(s, replace(costs, cores=1))
+    assert t.ticks.values(t.end)[2] == 5  # 1F0
+    assert t.makespan == 8 + 2  # both messages
+
+
+@quick
+@given(st.data())
+def test_messages_on_shared_cores_only_take_time_and_may_stand_in_the_order(data):
+    s = schedules(data)
+    shared = priced(data, s, cores=data.draw(st.integers(1, 3)), copying=data.draw(times))
+    t = simulate(s, shared)
+    assert all(bound.value <= t.makespan for bound in lower_bounds(s, shared))
+    assert t.makespan >= simulate(s, replace(shared, copying=0)).makespan
+    assert simulate(insert_communication(s), shared).makespan == t.makespan

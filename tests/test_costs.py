@@ -110,8 +110,8 @@ def test_written_costs_are_read_back(costs, tmp_path):
         ('F = "fast"', "F is 'fast'; it must be a number, or a list with one a stage"),
         ("F = true", "F is True; it must be a number, or a list with one a stage"),
         ("Q = 1",
-         "unknown key 'Q'; known are B, F, FB, I, W, bandwidth, bytes, cores, lane, latency, "
-         "share, slice, unit"),
+         "unknown key 'Q'; known are B, F, FB, I, W, bandwidth, bytes, copying, cores, lane, "
+         "latency, share, slice, unit"),
         ('FB = "half"', """FB is 'half'; it must be "sum", "max", a number, or { scale = x }"""),
         ("lane = 3", "lane is 3; it must be { recv = x, send = y }"),
         ("lane = { left = 1 }", "unknown key of lane 'left'; known are recv, send"),

@@ -25,9 +25,10 @@ def simulate_shared(
     """The timeline in which a compute queue slows while other queues are busy.
 
     Work takes `costs.share` times as long while another queue of the rank is busy, and n/cores
-    times while n > `costs.cores` compute queues are; every slot starts as early as it can. Exact
-    for whole numbers and fractions; where nothing slows it equals `simulate`. fragment: the order
-    is a piece of a schedule; what it needs and does not hold has ended before it starts.
+    times while n > `costs.cores` compute queues and messages (see `copying`) are; every slot starts
+    as early as it can. Exact for whole numbers and fractions; where nothing slows it equals
+    `simulate`. fragment: the order is a piece of a schedule; what it needs and does not hold has
+    ended before it starts.
 
     Raises: ScheduleError where the schedule cannot run, CostError where the costs do not fit.
     """
@@ -41,7 +42,7 @@ def simulate_shared(
     slot = schedule.slot_of_action[g.first_action]
     durations = (before + table.work() + after)[slot]
     delays = table.delays(g.source, g.crosses)
-    times = _Events(g, durations.tolist(), delays.tolist(), costs, table.ticks.exact).run()
+    times = _Events(g, durations.tolist(), delays.tolist(), costs, table.ticks).run()
     if times is None:
         raise_fault(schedule, blocking=blocking)
     around = _stretched(g, slot, durations, times, (before, after))
@@ -88,12 +89,16 @@ class _Events:
     """State of one run: what each chain of nodes does now, and how much of it is left."""
 
     def __init__(
-        self, g: Graph, durations: list[Any], delays: list[Any], costs: Costs, exact: bool
+        self, g: Graph, durations: list[Any], delays: list[Any], costs: Costs, ticks: Ticks
     ) -> None:
         s = g.schedule
         self.g, self.durations, self.delays = g, durations, delays
-        self.share = costs.share if exact else float(costs.share)
-        self.cores, self.exact = costs.cores, exact
+        self.share = costs.share if ticks.exact else float(costs.share)
+        self.cores, self.exact = costs.cores, ticks.exact
+        sources = np.unique(g.source[g.crosses]) if costs.cores else np.empty(0, dtype=np.int64)
+        sent = np.bincount(g.node_of_action[sources], minlength=g.n_nodes)
+        self.copying = [n * costs.copying * ticks.scale for n in sent.tolist()]
+        self.copies: dict[int, Any] = {}  # what is left of copying the messages of each node
         self.chains = g.chains.tolist()
         self.cursor = self.chains[:-1]
         first = g.first_action[np.minimum(self.cursor, max(g.n_nodes - 1, 0))]
@@ -113,8 +118,14 @@ class _Events:
             if not self.left and not wakes:
                 break
             slow = self._slow()
+            crowd = self._crowd()
+            copied = {node: now + left * crowd for node, left in self.copies.items()}
             ends = {c: now + left * slow[c] for c, left in self.left.items()}
-            then = min([*ends.values(), *wakes])
+            then = min([*ends.values(), *copied.values(), *wakes])
+            for node, end in copied.items():
+                self.copies[node] -= _ratio(then - now, crowd)
+                if end == then:
+                    del self.copies[node]
             for c, end in ends.items():
                 if end == then:
                     del self.left[c]
@@ -127,13 +138,18 @@ class _Events:
     def _slow(self) -> dict[int, Any]:
         """How many times as long what runs now takes meanwhile."""
         busy = {self.rank[c] for c in self.left if not self.computes[c]}
-        n, cores, crowd = sum(map(self.computes.__getitem__, self.left)), self.cores, 1
-        if cores is not None and n > cores:
-            crowd = Fraction(n, cores) if self.exact else n / cores
+        crowd = self._crowd()
         return {
             c: crowd * (self.share if self.rank[c] in busy else 1) if self.computes[c] else 1
             for c in self.left
         }
+
+    def _crowd(self) -> Any:
+        """How many times as long it takes what shares the cores now."""
+        n = sum(map(self.computes.__getitem__, self.left)) + len(self.copies)
+        if self.cores is None or n <= self.cores:
+            return 1
+        return Fraction(n, self.cores) if self.exact else n / self.cores
 
     def _start(self, now: Any) -> list[Any]:
         """Starts all that can start now; returns when messages for idle chains arrive later."""
@@ -158,8 +174,11 @@ class _Events:
         return wakes
 
     def _finish(self, chain: int, now: Any) -> None:
-        self.end[self.cursor[chain]] = now
+        node = self.cursor[chain]
+        self.end[node] = now
         self.cursor[chain] += 1
+        if self.copying[node]:
+            self.copies[node] = self.copying[node]
 
     def _ready(self, node: int) -> Any:
         """When all that a node needs is there; None while something has not ended."""

@@ -98,6 +98,8 @@ class Costs:
     rank is busy (20 of 132 SMs given to messages: Fraction(132, 112)).
     cores: how many compute queues work at full speed at once, where the ranks share the cores of
     one machine; n of them work at cores/n of it. Left out: each has a core, or a device, to itself.
+    copying: how long each message between ranks keeps a shared core busy beside all that; nobody
+    waits for it but for the core.
     Integers and fractions are exact; one float makes all times floats.
 
     Source: the lane model is that of blocking point-to-point transfers.
@@ -114,12 +116,15 @@ class Costs:
     slice: tuple[Number, ...] | None = None
     share: Number = 1
     cores: int | None = None
+    copying: Number = 0
     bytes: Bytes = field(default_factory=Bytes)
     unit: str = ""
 
     def __post_init__(self) -> None:
         _per_stage_fields(self, ["F", "I", "W", "B"], optional="B")
-        normal: dict[str, Any] = {x: _number(x, getattr(self, x)) for x in ("latency", "share")}
+        normal: dict[str, Any] = {
+            x: _number(x, getattr(self, x)) for x in ("latency", "share", "copying")
+        }
         if self.bandwidth is not None:
             normal["bandwidth"] = _number("bandwidth", self.bandwidth)
             if not normal["bandwidth"]:
@@ -358,7 +363,7 @@ class CostTable:
         rule, fused = fused_rule(costs.FB)
         wires = self._wires(n)
         values = [*chain.from_iterable(times.values())]
-        values += [receive, send, costs.latency, *wires]
+        values += [receive, send, costs.latency, costs.copying, *wires]
         if rule == "number":
             values.append(fused)
         slices = self._slice_factors()

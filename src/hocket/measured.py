@@ -14,7 +14,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from hocket.costs import Bytes, Costs, Ticks
-from hocket.deps import NEEDS
+from hocket.deps import MESSAGE, NEEDS
 from hocket.graph import Index, graph, message_pairs
 from hocket.ir import (
     COMPUTE,
@@ -181,8 +181,8 @@ class Readings:
 
     actions: by kind, stage and slice (0 where sequences are whole). between: from one action of a
     rank to the next when nothing is waited for. latency: what a message takes once the waiting
-    rank is free. cores: of the machine, where the ranks shared them; the times are as if they
-    had not.
+    rank is free. cores: of the machine, where the ranks shared them, and copying: what each message
+    took of them beside; the times are as if each rank had a core to itself.
     """
 
     actions: dict[tuple[Kind, int, int], Spread]
@@ -192,6 +192,7 @@ class Readings:
     slices: int
     unit: str
     cores: int | None = None
+    copying: float = 0.0
 
     def costs(
         self,
@@ -222,7 +223,7 @@ class Readings:
         return Costs(
             F=tuple(x or 0.0 for x in f), I=tuple(i), W=tuple(w), B=tuple(b), latency=latency,
             bandwidth=bandwidth, lane=(lane, 0.0), bytes=sizes or Bytes(), unit=self.unit,
-            slice=self._factors(time), cores=self.cores,
+            slice=self._factors(time), cores=self.cores, copying=self.copying,
         )  # fmt: skip
 
     def _by_stage(self, kind: Kind, time: Typical) -> list[Any]:
@@ -261,7 +262,7 @@ class Readings:
 
 def readings(
     timelines: Sequence[Timeline], unit: str | None = None, *, waited: bool = False,
-    cores: int | None = None,
+    cores: int | None = None, copying: float = 0.0,
 ) -> Readings:  # fmt: skip
     """The times of all actions of these timelines of one schedule, put together.
 
@@ -269,6 +270,7 @@ def readings(
     own ranks record it, and not where the message came. What passes between two actions is then
     what does after a message that was surely there; where nothing does, nothing is told. cores:
     of the one machine, where more ranks than that computed on it; left out: each had its own.
+    copying: how long each message kept one of these busy, in the result's unit.
     """
     actions: dict[tuple[Kind, int, int], list[float]] = {}
     gaps = _Gaps([], [], [])
@@ -280,7 +282,8 @@ def readings(
         codes = timeline.schedule.codes
         single = timeline.schedule.widths[timeline.schedule.slot_of_action] == 1
         kinds, stages, parts = kinds_of(codes), stages_of(codes), mbs_of(codes) % slices
-        alone, took = _alone(timeline.schedule, start, end, cores), np.zeros(len(codes))
+        alone = _alone(timeline.schedule, start, end, cores, copying)
+        took = np.zeros(len(codes))
         for r, own in enumerate(_of_ranks(timeline.schedule)):
             took[own] = alone(r, start[own], end[own])
         for kind in COMPUTE:
@@ -297,28 +300,38 @@ def readings(
     return Readings(
         {key: spread_of(times) for key, times in actions.items()},
         spread_of(between), latency, first.schedule.placement.n_stages, slices,
-        unit or first.unit, cores,
+        unit or first.unit, cores, copying if cores else 0.0,
     )  # fmt: skip
 
 
 Alone = Callable[[int, Any, Any], Any]  # rank, times from, times to
 
 
-def _alone(s: Schedule, start: Array, end: Array, cores: int | None) -> Alone:
+def _alone(s: Schedule, start: Array, end: Array, cores: int | None, copying: float = 0.0) -> Alone:
     """How long a rank would have taken between two times with a core to itself.
 
-    While n ranks compute, or would if they had one of the cores, each is at cores/n of its speed.
+    While n ranks compute, or would if they had one of the cores, or messages are copied, each is
+    at cores/n of its speed.
     """
     if cores is None:
         return lambda rank, begin, until: until - begin
-    computes = kinds_of(s.codes) < Kind.SEND_F
-    at = np.unique([*start[computes], *end[computes]])
-    busy = np.zeros((s.p, len(at)), dtype=np.int64)  # [rank, stretch of time]
-    for row, own in zip(busy, _of_ranks(s), strict=True):
-        np.add.at(row, np.searchsorted(at, start[own & computes]), 1)
-        np.add.at(row, np.searchsorted(at, end[own & computes]), -1)
-    busy = busy.cumsum(axis=1) > 0
-    speed = np.minimum(1.0, cores / (1 + busy.sum(axis=0) - busy))[:, :-1]
+    kinds = kinds_of(s.codes)
+    computes = kinds < Kind.SEND_F
+    sent = (
+        start[np.isin(kinds, [send for send, _, _ in MESSAGE.values()])] if copying else np.zeros(0)
+    )
+    at = np.unique(np.concatenate([start[computes], end[computes], sent, sent + copying]))
+
+    def running(begin: Array, until: Array) -> Array:
+        """How many of these run in each stretch of time."""
+        change = np.bincount(np.searchsorted(at, begin), minlength=len(at))
+        return (change - np.bincount(np.searchsorted(at, until), minlength=len(at))).cumsum()
+
+    busy = np.array(
+        [running(start[own & computes], end[own & computes]) > 0 for own in _of_ranks(s)]
+    )
+    others = busy.sum(axis=0) - busy + running(sent, sent + copying)
+    speed = np.minimum(1.0, cores / (1 + others))[:, :-1]
     clock = np.zeros(busy.shape)
     np.cumsum(speed * np.diff(at), axis=1, out=clock[:, 1:])
     return lambda rank, begin, until: (

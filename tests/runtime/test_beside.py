@@ -57,7 +57,7 @@ def test_steps_of_two_orders_alternate_and_so_does_who_begins():
     def trainer(name, loss):
         def step(index):
             calls.append(f"{name}{index}")
-            return loss + index, 0.25
+            return loss + index, 0.25, 0.0
 
         return Namespace(settings=Namespace(steps=4), step=step)
 

@@ -144,17 +144,18 @@ class Outcome(NamedTuple):
 
 def train(tell: Tell, settings: Settings) -> dict[str, Any] | None:
     """All of a run on one rank; rank 0 returns what is to be shown."""
-    from hocket.runtime.training import Trainer, counted, run
+    from hocket.runtime.training import Trainer, copying, counted, run
 
     trainers = [Trainer(replace(settings, schedule=one.schedule)) for one in settings.orders]
     first = trainers[0]
     runs = run(trainers, _told_by_first(tell, first.rank))
     seconds = counted(runs, first.pipeline.device) if len(runs) > 1 else []
+    copied = copying(trainers, runs)
     if first.rank != 0:
         return None
     outcomes = [
-        _outcome(settings, order.schedule, one)
-        for order, one in zip(settings.orders, runs, strict=True)
+        _outcome(settings, order.schedule, one, ms)
+        for order, one, ms in zip(settings.orders, runs, copied, strict=True)
     ]
     own = outcomes[0]
     assert own.predicted is not None and own.costs is not None
@@ -214,7 +215,7 @@ def costs_of_file(settings: Settings, schedule: Schedule) -> Costs | None:
     return recut(costs, settings.schedule, schedule)
 
 
-def _outcome(settings: Settings, schedule: Schedule, run: Run) -> Outcome:
+def _outcome(settings: Settings, schedule: Schedule, run: Run, copying: float) -> Outcome:
     """What a run of a schedule was like, and what was to be expected."""
     from hocket.runtime.profile import own_costs, typical
     from hocket.simulator import simulate
@@ -223,7 +224,7 @@ def _outcome(settings: Settings, schedule: Schedule, run: Run) -> Outcome:
     if settings.costs:
         costs = costs_of_file(settings, schedule)
     else:
-        costs = own_costs(run.timelines, seen, counted_cores(settings))
+        costs = own_costs(run.timelines, seen, counted_cores(settings), copying)
     if costs is None:
         numbers = (s.placement.n_stages for s in (settings.schedule, schedule))
         why = "{} is for {} stages, and it has {}".format(settings.costs, *numbers)
@@ -312,19 +313,23 @@ def measure(tell: Tell, settings: Settings) -> dict[str, Any] | None:
     from hocket.costs import costs_toml
     from hocket.measured import bandwidth_of, fused_of, readings, together
     from hocket.runtime.profile import bytes_of, messages_of, profile_text
-    from hocket.runtime.training import Trainer, run
+    from hocket.runtime.training import Trainer, copying, run
 
     trainers = [Trainer(replace(settings, schedule=one.schedule)) for one in settings.orders]
     trainer = trainers[0]
     calls = trainer.calls_seen()
     runs = run(trainers, _told_by_first(tell, trainer.rank), kept=settings.steps)
+    copied = copying(trainers, runs)
     probes = trainer.probes(calls)
     messages = messages_of(probes, settings.schedule.placement)
     links = trainer.links(max(messages, default=0))
     if trainer.rank != 0:
         return None
     shared = counted_cores(settings)
-    each = [readings(one.timelines, "ms", waited=True, cores=shared) for one in runs]
+    each = [
+        readings(one.timelines, "ms", waited=True, cores=shared, copying=ms)
+        for one, ms in zip(runs, copied, strict=True)
+    ]
     seen = each[0] if len(each) == 1 else together(*each)
     fused = fused_of(settings.orders[0].schedule, runs[0].timelines, shared)
     costs = seen.costs(
@@ -359,7 +364,8 @@ def _note(settings: Settings, runs: Sequence[Run], left: bool) -> list[str]:
         note += [
             f"{settings.nproc} ranks shared {shared} cores: times are those of a rank with a core "
             f"to itself, and cores = {shared}",
-            "says that they share; delete that line to plan for a machine with a core a rank",
+            "says that they share (copying: ms of them for each message); delete that line to plan "
+            "for a machine with a core a rank",
         ]
     elif shared_cores(settings) is not None:
         note.append(

@@ -30,13 +30,15 @@ def typical(timelines: Sequence[Timeline]) -> Timeline:
     return ordered[(len(ordered) - 1) // 2]
 
 
-def own_costs(timelines: Sequence[Timeline], one: Timeline, cores: int | None = None) -> Costs:
+def own_costs(
+    timelines: Sequence[Timeline], one: Timeline, cores: int | None = None, copying: float = 0.0
+) -> Costs:
     """Costs in ms that predict one of the timelines: its own mean actions, gaps of all of them.
 
-    cores: those that the ranks shared.
+    cores: those that the ranks shared. copying: ms of these for each message.
     """
-    actions = readings([one], "ms", cores=cores).actions
-    seen = readings(timelines, "ms", waited=True, cores=cores)
+    actions = readings([one], "ms", cores=cores, copying=copying).actions
+    seen = readings(timelines, "ms", waited=True, cores=cores, copying=copying)
     return replace(seen, actions=actions).costs("mean", "low")
 
 

@@ -12,13 +12,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
-from time import perf_counter
+from statistics import fmean
+from time import perf_counter, process_time, thread_time
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from hocket.errors import UsageError
+from hocket.ir import kinds_of
 from hocket.measured import Link
 from hocket.runtime.beside import turns
 from hocket.runtime.carry import whole
@@ -26,6 +28,7 @@ from hocket.runtime.links import links
 from hocket.runtime.options import Settings
 from hocket.runtime.pipeline import Pipeline
 from hocket.runtime.profile import Call, Probe, probe
+from hocket.runtime.program import SENDS
 from hocket.runtime.report import flat
 from hocket.timeline import Timeline
 
@@ -184,12 +187,14 @@ class Adam:
 class Run:
     """What a run gave: the loss and the seconds of each step, the timelines of the last ones.
 
-    inside: the seconds of each step that this rank spent in `Pipeline.step`.
+    inside: the seconds of each step that this rank spent in `Pipeline.step`. aside: seconds of
+    processor time in each that other threads of this rank took meanwhile, those of messages.
     """
 
     losses: list[float]
     seconds: list[float]
     inside: list[float]
+    aside: list[float]
     timelines: list[Timeline]
 
 
@@ -224,21 +229,21 @@ class Trainer:
         parameters = [p for module in self.modules.values() for p in module.parameters()]
         self.optimizer = Adam(parameters, settings.lr)
 
-    def step(self, index: int) -> tuple[float, float]:
-        """The loss of one training step, and the seconds of it in `Pipeline.step`.
+    def step(self, index: int) -> tuple[float, float, float]:
+        """The loss of one training step, and seconds: `inside` and `aside` of a `Run`.
 
         Every replica takes a batch of its own. With several orders, all ranks begin together.
         """
         batch = self.task.batch(index * self.settings.replicas + self.replica)
         if len(self.settings.orders) > 1:
             self.pipeline._guarded(torch.distributed.barrier, "the barrier before the step")
-        started = perf_counter()
+        started, others = perf_counter(), process_time() - thread_time()
         loss = self.pipeline.step(*batch).to(self.pipeline.device)
-        inside = perf_counter() - started
+        inside, aside = perf_counter() - started, process_time() - thread_time() - others
         if self.replicas is not None:
             torch.distributed.all_reduce(loss, group=self.replicas)
         self.optimizer.step()
-        return float(loss) / self.settings.replicas, inside
+        return float(loss) / self.settings.replicas, inside, aside
 
     def run(self, shown: Callable[..., None], kept: int = KEPT) -> Run:
         """All steps of this one alone, see `run`."""
@@ -315,14 +320,15 @@ def run(trainers: Sequence[Trainer], shown: Callable[..., None], kept: int = KEP
     """
     steps = trainers[0].settings.steps
     first = max(warm(steps), steps - kept)
-    runs = [Run([], [], [], []) for _ in trainers]
+    runs = [Run([], [], [], [], []) for _ in trainers]
     for index in range(steps):
         for i in turns(index, len(trainers)):
             started = perf_counter()
-            loss, inside = trainers[i].step(index)
+            loss, inside, aside = trainers[i].step(index)
             runs[i].seconds.append(perf_counter() - started)
             runs[i].losses.append(loss)
             runs[i].inside.append(inside)
+            runs[i].aside.append(aside)
             if index >= first:
                 runs[i].timelines.append(flat(trainers[i].pipeline.gather_timeline()))
         shown(index, runs[0].losses[-1], *(one.seconds[-1] for one in runs))
@@ -339,6 +345,24 @@ def counted(runs: Sequence[Run], device: torch.device) -> list[list[float]]:
     longest = torch.tensor(times, dtype=torch.float64, device=device)
     torch.distributed.all_reduce(longest, torch.distributed.ReduceOp.MAX)
     return longest.tolist()
+
+
+def copying(trainers: Sequence[Trainer], runs: Sequence[Run]) -> list[float]:
+    """Milliseconds of a core that each message took in threads of its own, `[run]`. Collective.
+
+    0 where other threads compute too, or there are no messages.
+    """
+    taken = torch.tensor(
+        [fmean(one.aside[warm(len(one.aside)) :]) for one in runs], dtype=torch.float64
+    ).to(trainers[0].pipeline.device)
+    torch.distributed.all_reduce(taken)
+    out = []
+    for trainer, seconds in zip(trainers, taken.tolist(), strict=True):
+        kinds = kinds_of(trainer.pipeline.lowered.codes)
+        n = int(sum((kinds == kind).sum() for kind in SENDS))
+        alone = trainer.pipeline.dispatch == "receive" and n
+        out.append(1e3 * seconds / (n * trainer.settings.replicas) if alone else 0.0)
+    return out
 
 
 def unpipelined(settings: Settings) -> list[float]:
