@@ -212,7 +212,7 @@ CROWD = Costs(F=(29, 29, 29, 31), I=(37,) * 4, W=(25,) * 4, B=(58, 58, 56, 58), 
 
 
 def test_a_plan_for_shared_cores_is_timed_with_them_and_loses_to_none_of_the_named():
-    found = plan(Request(p=4, m=8, costs=CROWD, in_flight=4, rounds=1, time_limit=30))
+    found = plan(Request(p=4, m=8, costs=CROWD, in_flight=4, rounds=1, time_limit=30, margin=0))
     assert found.value == simulate(found.schedule, found.costs).makespan
     assert found.costs.cores == 2
     named = simulate(build("1f1b", p=4, m=8), CROWD).makespan
@@ -228,6 +228,17 @@ def test_where_splitting_costs_more_than_idle_cores_lose_the_plan_keeps_backward
     shared = plan(Request(p=4, m=8, costs=dear, in_flight=4, rounds=1))
     assert not shared.schedule.has_split_backward
     assert alone.value < shared.value
+
+
+def test_within_a_margin_the_simplest_order_is_the_plan():
+    request = Request(p=4, m=8, costs=CROWD, in_flight=4, rounds=1, time_limit=30)
+    best, simple = plan(replace(request, margin=0)), plan(replace(request, margin=0.06))
+    assert best.value < simple.value <= best.value * 1.06
+    assert simple.schedule.placement.n_stages == 4 and not simple.schedule.has_split_backward
+    assert simple.value <= simulate(build("1f1b", p=4, m=8), CROWD).makespan
+    assert not simple.proven
+    faster = [e.why for e in simple.entrants if e.value is not None and e.value < simple.value]
+    assert faster and all("faster, but within the margin" in why for why in faster)
 
 
 # --- what other settings give ---------------------------------------------------------------------

@@ -163,6 +163,7 @@ def _asked(args: argparse.Namespace) -> dict[str, Any]:
         "recompute": tuple(level(word) for word in args.recompute.split(",") if word),
         "buffers": args.buffers.replace("-", " "),
         "objective": args.objective,
+        "margin": args.margin,
         "time_limit": args.time,
         "patience": args.patience,
         "rounds": args.rounds,

@@ -64,6 +64,8 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         default="makespan",
         help="makespan: barrier after a step (default); span: steps overlap; period: step to step",
     )
+    add("--margin", type=float, metavar="X", help="of orders within this share of the best "
+        "the simplest (default: 0; 0.03 where ranks share cores)")  # fmt: skip
     add("--time", type=float, metavar="S", help="seconds to search (default: 20; a curve: 300)")
     add("--patience", type=float, metavar="S", help="seconds without a better order that end it")
     add("--rounds", type=int, default=1000, metavar="N", help="most rounds of search")

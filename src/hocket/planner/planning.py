@@ -41,6 +41,7 @@ from hocket.timeline import Timeline
 
 _RELAXED = 20.0  # seconds for the bound of ranks alone
 _TIMED = 8  # orders of list scheduling that are timed again where ranks share cores
+_UNSURE = 0.03  # of a prediction where ranks share cores
 _SOLVABLE = 800  # actions up to which the exact solver is worth starting
 _FOR_SETTINGS = 0.2  # share of the time limit for the cut of layers and what is recomputed
 FOR_FUSING = 0.5  # share of the time limit that slots of two may take beyond it
@@ -55,6 +56,7 @@ class Progress(NamedTuple):
     what: str
 
 
+Finalist = tuple[Number, Schedule, Costs, str]  # value, order, its costs, its name
 Placements = set[tuple[int, frozenset[tuple[Queue, ...]]]]
 Watcher = Callable[[Progress], None]
 
@@ -122,7 +124,7 @@ class _Planning:
     progress: Watcher | None
     interrupted: bool = False
     entrants: list[Entrant] = field(default_factory=list)
-    schedules: list[tuple[Number, Schedule, Costs, str]] = field(default_factory=list)
+    schedules: list[Finalist] = field(default_factory=list)
     history: list[tuple[float, Number]] = field(default_factory=list)
     began: float = field(default_factory=time.monotonic)
 
@@ -344,9 +346,7 @@ class _Planning:
             entrant = self._searched(c, made, value)
             finalists.append((value, made, c.variant.costs, entrant.name))
             self.entrants.append(entrant)
-        value, made, costs, name = min(
-            finalists, key=lambda x: (float(x[0]), x[1].placement.weight_copies)
-        )
+        value, made, costs, name = self._simplest(finalists)
         check(made).raise_if_bad()
         timeline = simulate(made, costs)
         bound = self._bound_of(made, contests)
@@ -359,6 +359,23 @@ class _Planning:
             recompute=self._levels(made), layers=self._sizes(made),
             finalists=tuple(_best_of(finalists, made)),
         )  # fmt: skip
+
+    def _simplest(self, finalists: list[Finalist]) -> Finalist:
+        """The best one, or of those within the margin of it the one with least to go wrong."""
+        best = min(finalists, key=lambda x: (float(x[0]), x[1].placement.weight_copies))
+        margin = self.request.margin
+        if margin is None:
+            margin = _UNSURE if best[2].slows(best[1]) else 0.0
+        if not margin:
+            return best
+
+        def effort(one: Finalist) -> tuple[float, float, bool, float]:
+            s = one[1]
+            stages = s.placement.n_stages / s.p
+            return s.placement.weight_copies, stages, s.has_split_backward, float(one[0])
+
+        most = float(best[0]) * (1 + margin)
+        return min((x for x in finalists if float(x[0]) <= most), key=effort)
 
     def _sizes(self, made: Schedule) -> tuple[int, ...]:
         return self.pricing.sizes(made.placement, made.has_split_backward)
@@ -450,7 +467,7 @@ class _Planning:
 
 
 def _best_of(
-    finalists: list[tuple[Number, Schedule, Costs, str]], answer: Schedule, most: int = 6
+    finalists: list[Finalist], answer: Schedule, most: int = 6
 ) -> list[tuple[str, Schedule, Costs]]:
     """The best few, the answer first."""
     ranked = sorted(finalists, key=lambda x: (x[1] is not answer, float(x[0])))
@@ -544,7 +561,8 @@ def _ranked(entrants: list[Entrant], value: Number, answer: str) -> list[Entrant
         if e.value is not None:
             above = float(e.value) / float(value) - 1 if value else 0.0
             slower = f"{above:.1%} slower" if above > 5e-4 else "slower" if above > 0 else ""
-            word = slower or ("the plan" if e.name == answer else "as good")
+            faster = f"{-above:.1%} faster, but within the margin and less simple"
+            word = slower or ("the plan" if e.name == answer else faster if above else "as good")
             e = e._replace(why=f"{word}; {e.why}" if e.why else word)
         out.append(e)
     return out

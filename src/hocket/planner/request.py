@@ -62,10 +62,13 @@ class Request:
     held, stage by stage, see `recompute.py`. buffers: receive buffers beside the activations:
     "none", one for each microbatch "in flight", or "each" of the step. layers: costs of layers
     (lists of one value a layer), to be cut into stages; instead of costs. search: look for orders
-    beyond the registered and listed ones. objective: a key of OBJECTIVES. time_limit: seconds;
-    rounds: the most rounds of search (the answer depends on these and the seed alone if the time
-    suffices); patience: seconds without a better order that end the search. solver: prove or
-    improve with OR-tools where it is small enough, in solver_time more.
+    beyond the registered and listed ones. objective: a key of OBJECTIVES. margin: of
+    orders whose value is above the best by no more than this share, the simplest is the answer:
+    fewest copies, fewest stages a rank, whole backwards, then the fastest (left out: 0; where ranks
+    share cores 0.03, since predictions are no surer there). time_limit: seconds; rounds: the most
+    rounds of search (the answer depends on these and the seed alone if the time suffices);
+    patience: seconds without a better order that end the search. solver: prove or improve with
+    OR-tools where it is small enough, in solver_time more.
     """
 
     p: int | tuple[int, ...]
@@ -84,6 +87,7 @@ class Request:
     buffers: str = "none"
     layers: Costs | None = None
     objective: str = "makespan"
+    margin: float | None = None
     time_limit: float = 20.0
     patience: float | None = None
     rounds: int = 1000
@@ -116,6 +120,8 @@ class Request:
             for x in value if isinstance(value, tuple) else (value,):
                 if x is not None and not 0 < x < math.inf:
                     raise UsageError(f"{name} is {x!r}; it must be above 0")
+        if self.margin is not None and not 0 <= self.margin < 1:
+            raise UsageError(f"margin is {self.margin}; it must be a share from 0 to below 1")
         for name in ("time_limit", "patience", "solver_time", "threads"):
             number = getattr(self, name)
             if number is not None and not number > 0:
