@@ -81,8 +81,8 @@ EVERY = [
     "-p", "2,4", "-m", "6", "-v", "2", "--costs", "costs.toml", "--memory", "9,8", "--in-flight",
     "3", "--shapes", "v", "--copies", "2", "--slices", "2", "--backward", "split", "--recompute",
     "full", "--buffers", "in-flight", "--layers", "costs.toml", "--objective", "span",
-    "--margin", "0.1", "--time", "5", "--patience", "2", "--rounds", "3", "--seed", "4", "--threads", "1", "--no-search",
-    "--no-named", "--solver", "--solver-time", "7",
+    "--margin", "0.1", "--time", "5", "--patience", "2", "--rounds", "3", "--seed", "4",
+    "--threads", "1", "--no-search", "--no-named", "--solver", "--solver-time", "7",
 ]  # fmt: skip
 
 
