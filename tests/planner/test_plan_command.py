@@ -196,6 +196,19 @@ def test_an_interrupt_after_the_search_leaves_the_plan(here, capsys, monkeypatch
     assert load("a.sched").p == 2
 
 
+def test_an_interrupt_of_the_search_is_not_followed_by_plans_of_other_settings(
+    here, capsys, monkeypatch
+):
+    ended = command.plan
+    monkeypatch.setattr(
+        command, "plan", lambda *args, **more: replace(ended(*args, **more), interrupted=True)
+    )
+    monkeypatch.setattr(command, "sensitivity", lambda found: pytest.fail("it goes on"))
+    status, out, error = _run(capsys, "plan", "-p", 2, "-m", 4, *QUICK, "--sensitivity")
+    assert status == 0 and json.loads(out)["interrupted"]
+    assert "without all that was asked" in error
+
+
 def test_several_numbers_of_ranks_are_of_one_model(here, capsys):
     """Costs are of the first p: at twice the ranks a rank has half of it."""
     words = ["-m", 8, "--shapes", "linear", "-v", 1, "--no-named", *QUICK]

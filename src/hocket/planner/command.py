@@ -66,9 +66,11 @@ def plan_command(args: argparse.Namespace) -> int:
 
 
 def _extra(args: argparse.Namespace, found: Plan) -> dict[str, Any]:
-    """What is asked for beside the plan; an interrupt leaves it out, and the plan is told."""
+    """What is asked for beside the plan; an interrupt, also one before, leaves it out."""
     extra: dict[str, Any] = {}
     try:
+        if found.interrupted and (args.jitter is not None or args.sensitivity):
+            raise KeyboardInterrupt
         if args.jitter is not None:
             extra["jitter"] = jittered(found, args.jitter)
         if args.sensitivity:
