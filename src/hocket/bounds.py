@@ -48,9 +48,9 @@ def lower_bounds(schedule: Schedule, costs: Costs) -> tuple[Bound, ...]:
         f"rank {queues[longest]} works that long, with the shortest way in and out",
     )
     alone = Bound(_plain(chain), "one microbatch alone takes that long there and back")
-    if not costs.slows(schedule) or costs.cores is None:
-        return work, alone
     computes = np.array([not queue.stream for queue in schedule.queues])
+    if costs.cores is None or not costs.crowds(computes.sum()):
+        return work, alone
     return work, alone, shared_bound(table.ticks.value(busy[computes].sum()), costs.cores)
 
 

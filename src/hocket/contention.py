@@ -117,8 +117,8 @@ class _Events:
             wakes = self._start(now)
             if not self.left and not wakes:
                 break
-            slow = self._slow()
             crowd = self._crowd()
+            slow = self._slow(crowd)
             copied = {node: now + left * crowd for node, left in self.copies.items()}
             ends = {c: now + left * slow[c] for c, left in self.left.items()}
             then = min([*ends.values(), *copied.values(), *wakes])
@@ -135,10 +135,9 @@ class _Events:
             now = then
         return None if None in self.end else (self.start, self.end)
 
-    def _slow(self) -> dict[int, Any]:
+    def _slow(self, crowd: Any) -> dict[int, Any]:
         """How many times as long what runs now takes meanwhile."""
         busy = {self.rank[c] for c in self.left if not self.computes[c]}
-        crowd = self._crowd()
         return {
             c: crowd * (self.share if self.rank[c] in busy else 1) if self.computes[c] else 1
             for c in self.left

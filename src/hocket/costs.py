@@ -181,7 +181,11 @@ class Costs:
         """True where work may take longer while other queues are busy: see share and cores."""
         computing = sum(not queue.stream for queue in schedule.queues)
         shares = self.share != 1 and len(schedule.queues) > schedule.p
-        return shares or (self.cores is not None and self.cores < computing)
+        return shares or self.crowds(computing)
+
+    def crowds(self, queues: int) -> bool:
+        """True where so many compute queues share fewer cores."""
+        return self.cores is not None and self.cores < queues
 
     def raise_if_slowing(self, schedule: Schedule) -> None:
         """Raises CostError where times depend on what overlaps: an order is not replayed then."""

@@ -354,7 +354,7 @@ def _changes(
         yield "transfers that occupy no queue", replace(costs, lane=None)
     if costs.share != 1:
         yield "no sharing between queues", replace(costs, share=1)
-    if costs.cores is not None and costs.slows(schedule):
+    if costs.crowds(schedule.p):
         yield "a core for every rank", replace(costs, cores=None)
     kinds = {action.name for action in _kinds(schedule)}
     for name in TIMES:

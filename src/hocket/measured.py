@@ -317,9 +317,7 @@ def _alone(s: Schedule, start: Array, end: Array, cores: int | None, copying: fl
         return lambda rank, begin, until: until - begin
     kinds = kinds_of(s.codes)
     computes = kinds < Kind.SEND_F
-    sent = (
-        start[np.isin(kinds, [send for send, _, _ in MESSAGE.values()])] if copying else np.zeros(0)
-    )
+    sent = start[np.isin(kinds, [send for send, _, _ in MESSAGE.values()])]
     at = np.unique(np.concatenate([start[computes], end[computes], sent, sent + copying]))
 
     def running(begin: Array, until: Array) -> Array:

@@ -27,9 +27,9 @@ def settings(name, p, m, *words):
 
 
 def losses_of(all_settings):
-    from hocket.runtime.training import Trainer
+    from hocket.runtime.training import Trainer, run
 
-    return [Trainer(one).run(lambda *_: None, kept=1).losses for one in all_settings]
+    return [run([Trainer(one)], lambda *_: None, kept=1)[0].losses for one in all_settings]
 
 
 def losses_alone(one):
@@ -70,9 +70,9 @@ def test_with_dropout_losses_do_not_depend_on_the_schedule_or_the_number_of_rank
 def modules_loaded(one):
     import sys
 
-    from hocket.runtime.training import Trainer
+    from hocket.runtime.training import Trainer, run
 
-    Trainer(one).run(lambda *_: None)
+    run([Trainer(one)], lambda *_: None)
     return "torch._dynamo" in sys.modules
 
 

@@ -26,8 +26,7 @@ def best_bound(problem: Problem, objective: str) -> Bound:
 
 def is_crowded(problem: Problem) -> bool:
     """True where the ranks share fewer cores than they are."""
-    cores = problem.costs.cores
-    return cores is not None and cores < problem.placement.p
+    return problem.costs.crowds(problem.placement.p)
 
 
 def crowded_bound(problem: Problem, objective: str) -> Bound:

@@ -490,14 +490,8 @@ def anneal(  # noqa: C901 (one compiled loop: calls of closures are not)
                 r = below(state, p)
                 if queues[r + 1] == queues[r]:
                     break
-                a, b = queues[r], queues[r + 1]
-                while a < b:
-                    mid = (a + b) // 2
-                    if begin[mid] >= since:
-                        b = mid
-                    else:
-                        a = mid + 1
-                at = min(queues[r + 1] - 1, a + below(state, longest // 2 + 1))
+                soon = first_from(since, queues[r], queues[r + 1], begin)
+                at = min(queues[r + 1] - 1, soon + below(state, longest // 2 + 1))
         if parts == 0:
             continue
         limit = cost - heat * np.log(draw(state) + 1e-12)

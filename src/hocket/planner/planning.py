@@ -147,7 +147,7 @@ class _Planning:
             if request.named and not self.interrupted:
                 self._enter_named(placements)
             for choice in choices:
-                self._enter_contests([choice], contests)
+                self._enter_contest(choice, contests)
                 if self.interrupted and contests:
                     break
         except KeyboardInterrupt:
@@ -224,28 +224,23 @@ class _Planning:
             peak_bytes=max(r.peak_bytes for r in timeline.ranks), why=why,
         )  # fmt: skip
 
-    def _enter_contests(self, choices: list[Variant], out: list[_Contest]) -> None:
-        """Adds the variants that fit, with what list scheduling and the named ones give them."""
-        for variant in choices:
-            asked = variant.problem
-            arena = Arena(asked, self.request.objective)
-            seeds: list[Array] = []
-            for _, made, _, _ in self.schedules:
-                order = asked.order_of(made)
-                if order is not None:
-                    seeds.append(order)
-            starts = arena.starts(seeds)
-            if not starts:
-                self.entrants.append(_absent(variant.name, variant.p, variant.v, lacking(variant)))
-                continue
-            bound = best_bound(asked, self.request.objective)
-            goal = float(bound.value) * (asked.ticks.scale if asked.ticks.exact else 1)
-            search = Search(arena, starts, goal=goal, seed=self.request.seed)
-            contest = _Contest(variant, self.request.objective, bound, search)
-            contest.raise_bound(crowded_bound(asked, self.request.objective))
-            for found in starts[: _TIMED if is_crowded(asked) else 1]:
-                contest.offer(found, "list scheduling")
-            out.append(contest)
+    def _enter_contest(self, variant: Variant, out: list[_Contest]) -> None:
+        """Adds a variant that fits, with what list scheduling and the named ones give it."""
+        asked = variant.problem
+        arena = Arena(asked, self.request.objective)
+        orders = (asked.order_of(made) for _, made, _, _ in self.schedules)
+        starts = arena.starts([order for order in orders if order is not None])
+        if not starts:
+            self.entrants.append(_absent(variant.name, variant.p, variant.v, lacking(variant)))
+            return
+        bound = best_bound(asked, self.request.objective)
+        goal = float(bound.value) * (asked.ticks.scale if asked.ticks.exact else 1)
+        search = Search(arena, starts, goal=goal, seed=self.request.seed)
+        contest = _Contest(variant, self.request.objective, bound, search)
+        contest.raise_bound(crowded_bound(asked, self.request.objective))
+        for found in starts[: _TIMED if is_crowded(asked) else 1]:
+            contest.offer(found, "list scheduling")
+        out.append(contest)
 
     # --- the race -----------------------------------------------------------------------
 
@@ -365,7 +360,7 @@ class _Planning:
         best = min(finalists, key=lambda x: (float(x[0]), x[1].placement.weight_copies))
         margin = self.request.margin
         if margin is None:
-            margin = _UNSURE if best[2].slows(best[1]) else 0.0
+            margin = _UNSURE if best[2].crowds(best[1].p) else 0.0
         if not margin:
             return best
 

@@ -54,7 +54,7 @@ FUSED = (
 def misses_slots_of_two(plan: Plan) -> bool:
     """True where slots of a forward and a backward may be cheaper, but are not searched for."""
     costs, lane = plan.costs, plan.costs.lane is not None
-    return lane or (saves(costs) and costs.slows(plan.schedule))
+    return lane or (saves(costs) and costs.crowds(plan.schedule.p))
 
 
 def as_text(plan: Plan) -> str:
@@ -71,7 +71,7 @@ def as_text(plan: Plan) -> str:
         out.append("ended by an interrupt: this is the best so far")
     if misses_slots_of_two(plan):
         out.append(FUSED)
-    if plan.costs.slows(s):
+    if plan.costs.crowds(s.p):
         out.append(
             f"{s.p} ranks share {plan.costs.cores} cores: all are timed so, but the search looks "
             "for orders as if each had its own"

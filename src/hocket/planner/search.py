@@ -1,6 +1,6 @@
 """Orders from list scheduling under many policies, and better ones by moves within queues.
 
-Imports problem, kernel, loops.
+Imports deps, problem, kernel, loops.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from hocket.deps import BACKWARDS, ENDS, STARTS
 from hocket.ir import Array, Kind
 from hocket.loops import compile_others
 from hocket.planner import kernel
@@ -157,12 +158,9 @@ class Arena:
     def _tables(self) -> tuple[Array, ...]:
         """first, closes, partner, wakes, types_of, n_types_of, head_room of the list scheduler."""
         p = self.problem
-        first = p.kind == Kind.F
-        closes = (p.kind == Kind.B) | (p.kind == Kind.W)
+        first, closes = np.isin(p.kind, STARTS), np.isin(p.kind, ENDS)
         back = {
-            (int(p.path[t]), int(p.stage[t])): t
-            for t in range(p.n_types)
-            if p.kind[t] in (Kind.B, Kind.I)
+            (int(p.path[t]), int(p.stage[t])): t for t in range(p.n_types) if p.kind[t] in BACKWARDS
         }
         partner = np.array([back[int(a), int(s)] for a, s in zip(p.path, p.stage, strict=True)])
         queues = len(p.queues) - 1

@@ -100,7 +100,7 @@ def _others(request: Request) -> list[tuple[str, Request]]:
         latency = quotient(costs.latency * 10, 11)
         faster = priced(latency=latency, bandwidth=bandwidth, lane=lane)
         out.append(("links are 10 % faster", faster))
-    if costs.cores is not None and costs.cores < min(request.ranks):
+    if costs.crowds(min(request.ranks)):
         out.append(("a core for every rank", priced(cores=None)))
     out.append(("one more microbatch", replace(request, m=request.m + 1)))
     out.append(("twice the microbatches", replace(request, m=2 * request.m)))

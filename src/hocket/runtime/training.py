@@ -245,10 +245,6 @@ class Trainer:
         self.optimizer.step()
         return float(loss) / self.settings.replicas, inside, aside
 
-    def run(self, shown: Callable[..., None], kept: int = KEPT) -> Run:
-        """All steps of this one alone, see `run`."""
-        return run([self], shown, kept)[0]
-
     def calls_seen(self) -> dict[int, list[Call]]:
         """The arguments of a forward of each stage, from one step whose gradients are dropped.
 
