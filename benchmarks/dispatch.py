@@ -23,7 +23,7 @@ from time import process_time
 from typing import Any
 
 import hocket
-from hocket.runtime.launch import launch
+from hocket.train.launch import launch
 
 NAP = 0.004
 P, M = 4, 16

@@ -21,7 +21,7 @@ from browser import Browser, why_not
 
 from hocket import Costs, build, simulate
 from hocket.costs import Bytes
-from hocket.render.page import page
+from hocket.page.document import page
 
 COSTS = Costs(F=10, I=12, W=7, latency=3, unit="us", bytes=Bytes(static=10, activation=5))
 ZOOMS = (1, 0.5, 0.25, 0.1, 0.05, 0.02, 0.005)

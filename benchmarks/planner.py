@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 
 from hocket.costs import Bytes, Costs
 from hocket.ir import Placement, Queue, linear, mirrored, vshape
-from hocket.planner.bound import best_bound
-from hocket.planner.exact import solve
-from hocket.planner.problem import SPLIT, WHOLE, Problem, problem
-from hocket.planner.search import Arena, Search
 from hocket.schedules import build
+from hocket.search.exact import solve
+from hocket.search.problem import SPLIT, WHOLE, Problem, problem
+from hocket.search.problem_bounds import best_bound
+from hocket.search.search import Arena, Search
 
 
 class Task(NamedTuple):

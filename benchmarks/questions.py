@@ -23,13 +23,13 @@ from typing import Any
 import numpy as np
 
 from hocket import Costs, Schedule, build, load_costs, simulate
-from hocket.contention import simulate_shared
 from hocket.costs import CostTable
 from hocket.graph import graph, longest_path, runs
 from hocket.ir import Kind, Line, alternate, cut, encode, join, lay, looped
-from hocket.moe import ORDERS, pair
-from hocket.render.compare import table
+from hocket.lower.phases import ORDERS, pair
 from hocket.schedules.interleaved import chunk_major, group_sizes
+from hocket.simulator.contention import simulate_shared
+from hocket.tables import table
 
 F1B2 = Costs(F=1, B=2)
 THIRDS = Costs(F=1, I=1, W=1)

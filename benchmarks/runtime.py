@@ -25,9 +25,9 @@ from typing import Any, NamedTuple
 
 import hocket
 from hocket.ir import Kind, Schedule
-from hocket.runtime.launch import launch
-from hocket.runtime.report import one_by_one
 from hocket.text import load
+from hocket.train.launch import launch
+from hocket.train.report import one_by_one
 
 WIDTH = 64
 NAP = 0.010

@@ -143,8 +143,8 @@ def many() -> dict:
 
     from hocket import Costs, build, loops
     from hocket.graph import graph
-    from hocket.incremental import Incremental
-    from hocket.samples import simulate_jitter
+    from hocket.search.incremental import Incremental
+    from hocket.simulator.samples import simulate_jitter
 
     s = build("1f1b", p=64, m=512)
     out = {}
@@ -212,8 +212,8 @@ def counts() -> dict:
 
     from hocket import build, check, loops, simulate
     from hocket.graph import edges, graph
-    from hocket.incremental import Incremental
     from hocket.lower import insert_communication
+    from hocket.search.incremental import Incremental
 
     out = {}
     for name, v in SCHEDULES.items():

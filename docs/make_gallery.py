@@ -10,10 +10,10 @@ from typing import Any
 from hocket.costs import Costs
 from hocket.errors import UsageError
 from hocket.ir import Schedule
-from hocket.render.compare import table
 from hocket.render.grid import grid
 from hocket.schedules import Entry, build, entries
 from hocket.simulator import simulate
+from hocket.tables import table
 from hocket.timeline import Timeline
 
 PAGE = Path(__file__).parent / "schedules.md"

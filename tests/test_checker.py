@@ -7,7 +7,7 @@ from hocket import Costs, build, check, simulate
 from hocket.errors import ScheduleError, UsageError
 from hocket.lower import insert_communication
 from hocket.lower.receives import place_receives
-from hocket.samples import simulate_samples
+from hocket.simulator.samples import simulate_samples
 
 
 def _texts(s, transport="tagged"):

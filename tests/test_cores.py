@@ -9,16 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket import Costs, build, simulate
-from hocket.bounds import lower_bounds
-from hocket.contention import simulate_shared
 from hocket.costs import costs_from, costs_toml
 from hocket.errors import CostError
-from hocket.explain import explain
-from hocket.incremental import Incremental
+from hocket.explanation import explain
 from hocket.lower import insert_communication
 from hocket.measured import readings
-from hocket.runtime.report import one_by_one
-from hocket.samples import simulate_jitter, simulate_samples
+from hocket.search.bounds import lower_bounds
+from hocket.search.incremental import Incremental
+from hocket.simulator.contention import simulate_shared
+from hocket.simulator.samples import simulate_jitter, simulate_samples
+from hocket.train.report import one_by_one
 
 NAMES = ("gpipe", "1f1b", "zb-h1", "zb-v", "interleaved", "dualpipev")
 quick = settings(max_examples=40, deadline=None, derandomize=True)

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from common import DATA, order_of, written
 from hocket import Costs, build, check, load_costs, simulate
-from hocket.bounds import lower_bounds
 from hocket.cli import main
-from hocket.contention import simulate_shared
 from hocket.costs import Cycle, costs_from
 from hocket.errors import CostError, ScheduleError, UsageError
-from hocket.moe import ORDERS, pair, phases
+from hocket.lower.phases import ORDERS, pair, phases
+from hocket.search.bounds import lower_bounds
+from hocket.simulator.contention import simulate_shared
 from hocket.text import load
 
 H800 = load_costs("deepseek-v3-h800")

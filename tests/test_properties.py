@@ -7,10 +7,10 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from hocket import Costs, build, check, dumps, loads, simulate
-from hocket.bounds import lower_bounds
 from hocket.errors import UsageError
 from hocket.lower import insert_communication, strip_communication
 from hocket.schedules import closed_form, entries, settings_of
+from hocket.search.bounds import lower_bounds
 from hocket.text import as_json, from_json
 
 NAMES = [e.name for e in entries()]

@@ -16,10 +16,10 @@ from hocket import loops as hocket_loops
 from hocket.costs import Bytes, CostTable
 from hocket.errors import CostError, UsageError
 from hocket.graph import graph, longest_path
-from hocket.incremental import Incremental
 from hocket.lower import insert_communication
-from hocket.samples import simulate_jitter, simulate_many, simulate_samples
 from hocket.schedules import entries
+from hocket.search.incremental import Incremental
+from hocket.simulator.samples import simulate_jitter, simulate_many, simulate_samples
 from hocket.trace import write_trace
 
 NAMES = [e.name for e in entries()]

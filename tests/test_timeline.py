@@ -101,7 +101,7 @@ def test_lanes_of_written_messages_are_transfers_not_idle_time():
 
 
 def test_a_lower_bound_takes_each_stage_with_the_kinds_it_runs():
-    from hocket.bounds import lower_bounds
+    from hocket.search.bounds import lower_bounds
 
     s, costs = build("moe-pair", p=3, m=1), Costs(F=1, I=2, W=1, B=1)
     makespan = simulate(s, costs).makespan

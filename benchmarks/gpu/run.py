@@ -16,7 +16,7 @@ from time import perf_counter
 from typing import Any
 
 import hocket
-from hocket.runtime.launch import launch
+from hocket.train.launch import launch
 
 P, M, STEPS = 4, 8, 8
 MODEL = {"layers": 8, "width": 512, "heads": 8, "seq": 256}
@@ -28,8 +28,8 @@ def on_rank(name: str) -> dict[str, Any] | None:
 
     from hocket.demo import gpt
     from hocket.runtime import Pipeline
-    from hocket.runtime.profile import own_costs, typical
-    from hocket.runtime.report import comparison, flat, one_by_one
+    from hocket.train.profile import own_costs, typical
+    from hocket.train.report import comparison, flat, one_by_one
 
     rank, device = torch.distributed.get_rank(), torch.device("cuda", 0)
     schedule = hocket.build(name, p=P, m=M)

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from hocket import build
-from hocket.interop.torch_csv import titan_name, torch_order
+from hocket.interop.torch.csv import titan_name, torch_order
 
 WORDS = ["one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"]
 

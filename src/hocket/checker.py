@@ -1,7 +1,4 @@
-"""Every fault of a schedule at once, before any process starts.
-
-Imports ir, deps, loops, graph, lower, errors.
-"""
+"""Every fault of a schedule at once, before any process starts."""
 
 from __future__ import annotations
 

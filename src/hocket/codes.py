@@ -1,7 +1,4 @@
-"""An action as one integer: kind in 4 bits (of which 3 are used), stage in 20, microbatch in 31.
-
-Imports nothing.
-"""
+"""An action as one integer: kind in 4 bits (of which 3 are used), stage in 20, microbatch in 31."""
 
 from __future__ import annotations
 

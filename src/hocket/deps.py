@@ -1,7 +1,7 @@
 """What an action needs, and what it holds and frees. The only place that says so.
 
 Checker, simulator, executor, memory model and lowering read these tables; none of them knows
-the rule by itself. Imports ir, nothing else of hocket.
+the rule by itself.
 """
 
 from __future__ import annotations

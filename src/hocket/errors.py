@@ -1,4 +1,4 @@
-"""Every error hocket raises for a user's mistake. Imports nothing."""
+"""Every error hocket raises for a user's mistake."""
 
 from __future__ import annotations
 

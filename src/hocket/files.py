@@ -1,4 +1,4 @@
-"""Files of the user, read and written; where that fails, one sentence. Imports errors."""
+"""Files of the user, read and written; where that fails, one sentence."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """The schedule as a graph of integer arrays, and the longest path through it.
 
-Built from the table in `deps.py`, never from a rule of its own. Imports ir, deps, loops, errors.
+Built from the table in `deps.py`, never from a rule of its own.
 """
 
 from __future__ import annotations

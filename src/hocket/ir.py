@@ -1,7 +1,4 @@
-"""A schedule as a value: kinds, actions, queues, placement, order. No time, no tensors.
-
-Imports codes, loops and errors.
-"""
+"""A schedule as a value: kinds, actions, queues, placement, order. No time, no tensors."""
 
 from __future__ import annotations
 

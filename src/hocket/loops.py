@@ -2,7 +2,7 @@
 
 Small schedules run the functions as they stand, on lists; large ones run them compiled by numba
 on arrays (`run` chooses). No rule is written here: what waits for what comes in as arrays made
-from `deps.py`. Imports codes.
+from `deps.py`.
 """
 
 from __future__ import annotations

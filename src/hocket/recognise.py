@@ -1,7 +1,4 @@
-"""Which registered schedule an order is, or the nearest one; and what a change did.
-
-Imports ir, costs, schedules, simulator, timeline, render.compare; holds no rule of its own.
-"""
+"""Which registered schedule an order is, or the nearest one; and what a change did."""
 
 from __future__ import annotations
 
@@ -16,9 +13,9 @@ import numpy as np
 from hocket.costs import Costs, Number
 from hocket.errors import HocketError
 from hocket.ir import Array, Kind, Queue, Schedule, Slot, encode, kinds_of, mbs_of, stages_of
-from hocket.render.compare import format_time
 from hocket.schedules import Entry, build, entries, settings_of
 from hocket.simulator import UNIT, simulate
+from hocket.tables import format_time
 from hocket.timeline import Timeline
 
 MOST_VALUES = 32  # of one option that are tried

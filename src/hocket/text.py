@@ -1,7 +1,4 @@
-"""The `.sched` text form and JSON, in and out. Reading never guesses: every fault is told.
-
-Imports ir and errors, nothing else of hocket.
-"""
+"""The `.sched` text form and JSON, in and out. Reading never guesses: every fault is told."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Spans with times, simulated or measured, and everything one can ask of them.
-
-Imports ir, deps, loops, graph, costs, errors.
-"""
+"""Spans with times, simulated or measured, and everything one can ask of them."""
 
 from __future__ import annotations
 

@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from hocket import Costs, build, load_costs, loads, simulate, write_trace
+from hocket.cli import interop as command
+from hocket.cli import interop_options as options
 from hocket.errors import UsageError
-from hocket.interop import command, options
 
 
 def export(schedule, *words):
@@ -120,7 +121,7 @@ def test_what_cannot_be_done_is_said(tmp_path):
 
 def test_options_and_commands_load_nothing_heavy():
     code = (
-        "import hocket.interop.options, hocket.interop.command, sys;"
+        "import hocket.cli.interop_options, hocket.cli.interop, sys;"
         "print([n for n in ('numpy', 'torch', 'msgspec') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

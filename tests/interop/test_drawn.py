@@ -8,9 +8,9 @@ import pytest
 from common import DATA
 from hocket import Costs, build, simulate, write_trace
 from hocket.errors import TextError
-from hocket.interop.drawn import read_drawn
-from hocket.interop.loading import load_foreign
-from hocket.interop.pftrace import is_pftrace, read_pftrace
+from hocket.interop.traces.load import load_foreign
+from hocket.interop.traces.perfetto import is_pftrace, read_pftrace
+from hocket.interop.traces.pictures import read_drawn
 
 FOLDER = DATA / "interop"
 EXPECTED = json.loads((FOLDER / "expected.json").read_text())

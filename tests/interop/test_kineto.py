@@ -9,14 +9,14 @@ import pytest
 from hocket import build, simulate
 from hocket.costs import Costs, costs_toml, load_costs
 from hocket.errors import TextError, UsageError
-from hocket.interop.kineto import (
+from hocket.interop.traces.kineto import (
     annotated_kernels,
     kernel_spans,
     rank_trace,
     read_recording,
     recording,
 )
-from hocket.interop.loading import load_foreign, measured_case
+from hocket.interop.traces.load import load_foreign, measured_case
 from hocket.ir import Kind
 from hocket.lower import insert_communication, strip_communication
 from hocket.measured import Messages, clocks_of, readings

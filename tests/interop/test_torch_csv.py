@@ -10,9 +10,9 @@ from common import written
 from hocket import build, check, simulate
 from hocket.costs import Costs
 from hocket.errors import RunError, ScheduleError, TextError, UsageError
-from hocket.interop.torch_check import check_torch, deferred_receives
-from hocket.interop.torch_csv import import_csv, torch_order, unrolled
-from hocket.interop.torch_text import read_rows
+from hocket.interop.torch.check import check_torch, deferred_receives
+from hocket.interop.torch.csv import import_csv, torch_order, unrolled
+from hocket.interop.torch.text import read_rows
 from hocket.ir import Kind
 from hocket.lower import strip_communication
 
@@ -315,7 +315,7 @@ def _stages(indices, n, rank=0, p=2, **more):
 
 
 def test_a04_stages_placed_in_a_loop_for_a_v_are_refused_before_any_message():
-    from hocket.runtime.torch_runtime import torch_schedule
+    from hocket.interop.torch.runtime import torch_schedule
 
     with pytest.raises(RunError) as caught:
         torch_schedule(build("zb-v", p=4, m=8), _stages([0, 4], 8, p=4))
@@ -326,7 +326,7 @@ def test_a04_stages_placed_in_a_loop_for_a_v_are_refused_before_any_message():
 
 
 def test_a32_an_edge_that_skips_a_stage_is_refused_by_its_name():
-    from hocket.runtime.torch_runtime import torch_schedule
+    from hocket.interop.torch.runtime import torch_schedule
 
     first, second = (
         SimpleNamespace(name="a", op="call_module"),
@@ -341,7 +341,7 @@ def test_a32_an_edge_that_skips_a_stage_is_refused_by_its_name():
 
 
 def test_torch_schedule_refuses_defer_pp_recv_and_another_number_of_microbatches():
-    from hocket.runtime.torch_runtime import torch_schedule
+    from hocket.interop.torch.runtime import torch_schedule
 
     s = build("zb-v", p=2, m=4)
     with pytest.raises(UsageError, match='give receives="late"'):

@@ -9,11 +9,11 @@ from torch_cases import cases
 from torch_ranks import Case, Profiled, on_four_ranks, order_of
 
 from hocket import build, check, dumps, loads, simulate
-from hocket.interop.kineto import rank_trace, recording
-from hocket.interop.torch_check import check_torch
-from hocket.interop.torch_csv import import_csv, unrolled
-from hocket.interop.torch_lowering import lower_as_torch
-from hocket.interop.torch_text import dump_rows, read_rows
+from hocket.interop.torch.check import check_torch
+from hocket.interop.torch.csv import import_csv, unrolled
+from hocket.interop.torch.lowering import lower_as_torch
+from hocket.interop.torch.text import dump_rows, read_rows
+from hocket.interop.traces.kineto import rank_trace, recording
 from hocket.lower import strip_communication
 from hocket.measured import readings
 

@@ -4,7 +4,7 @@ import pytest
 
 from hocket import Costs, build, check, simulate, write_trace
 from hocket.errors import UsageError
-from hocket.interop.whatif import what_if
+from hocket.planner.from_run import what_if
 
 
 def test_1f1b_in_the_memory_it_has_gains_what_zero_bubble_gains(tmp_path):

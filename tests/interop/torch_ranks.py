@@ -17,7 +17,7 @@ import traceback
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hocket.interop.torch_csv import TorchOrder, import_csv, torch_order
+from hocket.interop.torch.csv import TorchOrder, import_csv, torch_order
 from hocket.text import loads
 
 WIDTH = 3
@@ -225,7 +225,7 @@ def compared(runtime, stages, n, m):
 def _run(case, group, path):
     from torch.distributed.pipelining import schedules
 
-    from hocket.runtime.torch_runtime import torch_schedule
+    from hocket.interop.torch.runtime import torch_schedule
 
     order = order_of(case)
     s = loads(case.sched)
@@ -261,7 +261,7 @@ def _dumps(runtime, path):
 def _run_deferred(case, group, path):
     from torch.distributed.pipelining import schedules
 
-    from hocket.runtime.torch_runtime import torch_schedule
+    from hocket.interop.torch.runtime import torch_schedule
 
     name, p, m = case
     rank, n = group.rank(), 2 * p
@@ -301,8 +301,8 @@ def _run_profiled(case, group, path):
     from torch.profiler import ProfilerActivity, profile
 
     from hocket.demo import sleep
+    from hocket.interop.torch.runtime import torch_schedule
     from hocket.runtime import Pipeline
-    from hocket.runtime.torch_runtime import torch_schedule
 
     text, by = case
     s = loads(text)
@@ -350,7 +350,7 @@ def run_sharded(cases: list[tuple[str]], folder: str) -> dict[int, float]:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
-    from hocket.runtime.torch_runtime import torch_schedule
+    from hocket.interop.torch.runtime import torch_schedule
 
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("replica", "pipeline"))
     group, out = mesh["pipeline"].get_group(), {}

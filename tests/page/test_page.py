@@ -11,8 +11,8 @@ from hocket import Costs, build, dumps, simulate
 from hocket.costs import Bytes
 from hocket.errors import UsageError
 from hocket.lower import insert_communication
+from hocket.page.document import page
 from hocket.render.figure import FILLS
-from hocket.render.page import page
 
 COSTS = Costs(
     F=10, I=12, W=7, latency=3, unit="us", bytes=Bytes(static=10, activation=5, gradient=2)
@@ -423,7 +423,7 @@ def test_png_of_the_view_is_the_picture_between_heading_and_legend(show):
 
 
 def test_the_downloaded_trace_is_the_one_that_simulate_writes(show):
-    from hocket.render.page import trace_bytes
+    from hocket.page.document import trace_bytes
 
     timeline = zb()
     tab = show(page(timeline))

@@ -17,12 +17,12 @@ from pathlib import Path
 import pytest
 
 from hocket import Costs, build, dumps, simulate
+from hocket.cli.view import view_command
+from hocket.cli.view_options import add_view_arguments
 from hocket.errors import UsageError
-from hocket.render.answers import Given
-from hocket.render.command import view_command
-from hocket.render.options import add_view_arguments
-from hocket.render.page import page
-from hocket.render.serve import Server
+from hocket.page.api import Given
+from hocket.page.document import page
+from hocket.page.serve import Server
 
 ERROR = "document.getElementById('error').textContent"
 HEADS = "[...document.querySelectorAll('#heads p')].map(line => line.textContent)"
@@ -306,8 +306,8 @@ def test_beside_takes_a_file_or_a_name_with_options(tmp_path, capsys):
 def test_ctrl_c_ends_it_cleanly():
     code = (
         "import argparse; from hocket import build\n"
-        "from hocket.render.command import view_command\n"
-        "from hocket.render.options import add_view_arguments\n"
+        "from hocket.cli.view import view_command\n"
+        "from hocket.cli.view_options import add_view_arguments\n"
         "parser = argparse.ArgumentParser(); add_view_arguments(parser)\n"
         "args = parser.parse_args(['--no-open']); args.costs = None\n"
         "args.schedule = build('1f1b', p=2, m=2)\n"
@@ -325,8 +325,8 @@ def test_ctrl_c_ends_it_cleanly():
 
 def test_the_options_need_no_numpy():
     code = (
-        "import argparse, sys\nfrom hocket.render.options import add_view_arguments\n"
-        "from hocket.render import command\nadd_view_arguments(argparse.ArgumentParser())\n"
+        "import argparse, sys\nfrom hocket.cli.view_options import add_view_arguments\n"
+        "from hocket.cli import view as command\nadd_view_arguments(argparse.ArgumentParser())\n"
         "print('numpy' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -8,10 +8,10 @@ import pytest
 
 from hocket import Costs, build, dumps, simulate, write_trace
 from hocket.cli import main
-from hocket.interop.loading import load_foreign
+from hocket.interop.traces.load import load_foreign
 from hocket.lower import insert_communication
-from hocket.render.answers import Given
-from hocket.render.serve import Server
+from hocket.page.api import Given
+from hocket.page.serve import Server
 
 COSTS = Costs(F=(10, 12), I=(11, 9), W=(8, 7), latency=3, unit="us")
 MAKESPANS = "hocket.views.map(view => view.makespan)"

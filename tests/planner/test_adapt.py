@@ -13,7 +13,7 @@ from hocket.planner.curve import curve
 from hocket.planner.partition import stages_from
 from hocket.planner.recompute import FULL, NONE, Level, recomputed
 from hocket.planner.report import as_json, as_text
-from hocket.planner.search import kernels
+from hocket.search.search import kernels
 
 pytestmark = pytest.mark.skipif(not kernels().compiled, reason="searches need numba to be fast")
 
@@ -107,7 +107,7 @@ def test_cuts_of_many_layers_for_many_actions_leave_the_time_limit_in_sight():
 
 
 def test_an_interrupt_while_cuts_are_tried_gives_the_best_so_far(monkeypatch):
-    from hocket.planner import adapt
+    from hocket.planner import partition_search as adapt
 
     tried = []
     score = adapt._Climb._score

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from hocket import Bytes, Costs
 from hocket.ir import linear, mirrored, vshape
 from hocket.planner import Request, plan
-from hocket.planner.bound import best_bound
-from hocket.planner.exact import relaxed, solve
-from hocket.planner.problem import SPLIT, WHOLE, problem
-from hocket.planner.search import Arena, Found
+from hocket.search.exact import relaxed, solve
+from hocket.search.problem import SPLIT, WHOLE, problem
+from hocket.search.problem_bounds import best_bound
+from hocket.search.search import Arena, Found
 
 pytest.importorskip("ortools")
 HALVES = Bytes(activation=2, held=1)  # I frees half
@@ -196,7 +196,7 @@ def test_an_order_of_the_solver_that_breaks_the_limit_is_not_taken(monkeypatch):
     start = arena.starts()[0]
     full = np.concatenate([np.repeat(np.flatnonzero(asked.queue_of == q), 3) for q in range(2)])
     assert arena.cost(full) == 1e300
-    monkeypatch.setattr("hocket.planner.exact._Model._read", lambda self, solver: full)
+    monkeypatch.setattr("hocket.search.exact._Model._read", lambda self, solver: full)
     assert solve(asked, "makespan", start, bound=0, seconds=5, threads=1).found == start
 
 

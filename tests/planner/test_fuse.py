@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from hocket import Bytes, Costs, build, check, simulate
 from hocket.ir import Kind, Schedule, kinds_of, linear, looped, mirrored, vshape
 from hocket.planner import Request, plan
-from hocket.planner.fuse import Fusing, Pairing, loops, race, saves
-from hocket.planner.problem import SPLIT, WHOLE, problem
-from hocket.planner.search import Arena
+from hocket.search.fuse import Fusing, Pairing, loops, race, saves
+from hocket.search.problem import SPLIT, WHOLE, problem
+from hocket.search.search import Arena
 
 quick = pytest.mark.skipif(not loops().compiled, reason="searches need numba to be fast")
 

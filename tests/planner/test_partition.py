@@ -12,7 +12,6 @@ from hocket.costs import per_stage
 from hocket.errors import PlanError, UsageError
 from hocket.ir import linear, looped, vshape
 from hocket.planner.partition import Room, layer_loads, needs, partition, rank_loads, stages_from
-from hocket.planner.problem import SPLIT, problem
 from hocket.planner.recompute import (
     FULL,
     NONE,
@@ -22,7 +21,8 @@ from hocket.planner.recompute import (
     recomputed,
     with_receive_buffers,
 )
-from hocket.planner.search import Arena
+from hocket.search.problem import SPLIT, problem
+from hocket.search.search import Arena
 
 LAYERS = (0.2, *(1.0,) * 14, 2.0)
 

@@ -11,12 +11,12 @@ from hocket import Bytes, Costs, build, check, dumps, loads, simulate
 from hocket.errors import PlanError, UsageError
 from hocket.ir import linear, vshape
 from hocket.planner import Request, plan
-from hocket.planner.bound import best_bound
 from hocket.planner.partition import stages_from
-from hocket.planner.problem import SPLIT, WHOLE, problem
 from hocket.planner.report import as_json, as_text
-from hocket.planner.search import Arena, Search, kernels
 from hocket.planner.sensitivity import sensitivity
+from hocket.search.problem import SPLIT, WHOLE, problem
+from hocket.search.problem_bounds import best_bound
+from hocket.search.search import Arena, Search, kernels
 
 pytestmark = pytest.mark.skipif(not kernels().compiled, reason="searches need numba to be fast")
 LANES = Costs(F=(80, 92, 76, 84), I=(80, 92, 76, 84), W=(40, 46, 38, 42), lane=(10, 10))
@@ -177,7 +177,7 @@ def test_no_order_goes_below_the_bound_and_times_are_those_of_simulate(
 def test_a_long_order_takes_its_steady_state_from_a_short_one():
     a = problem(vshape(4, 64), Costs(F=149, I=147, W=100, latency=5), SPLIT, in_flight=[8] * 4)
     few = problem(vshape(4, 12), Costs(F=149, I=147, W=100, latency=5), SPLIT, in_flight=[8] * 4)
-    from hocket.planner.unroll import shortened, unrolled
+    from hocket.search.unroll import shortened, unrolled
 
     long = a.order_of(build("zb-v", p=4, m=64))
     arena, small = Arena(a), Arena(few)

@@ -8,9 +8,10 @@ import pytest
 
 from hocket import build, load_costs, simulate, write_trace
 from hocket.cli import main
-from hocket.planner import Request, command, variants
-from hocket.planner.command import request_of
-from hocket.planner.options import add_plan_arguments
+from hocket.cli import plan as command
+from hocket.cli.plan import request_of
+from hocket.cli.plan_options import add_plan_arguments
+from hocket.planner import Request, variants
 from hocket.planner.report import FUSED
 from hocket.planner.sensitivity import jittered
 from hocket.text import load

@@ -9,8 +9,8 @@ from hocket import Costs, simulate
 from hocket.checker import check
 from hocket.ir import linear, vshape
 from hocket.planner.planning import measure
-from hocket.planner.problem import SPLIT, Problem, problem
-from hocket.planner.search import Arena, kernels
+from hocket.search.problem import SPLIT, Problem, problem
+from hocket.search.search import Arena, kernels
 
 pytestmark = pytest.mark.skipif(not kernels().compiled, reason="searches need numba to be fast")
 
@@ -55,7 +55,7 @@ def test_a_chain_is_the_same_compiled_or_not(objective: str) -> None:
         problem.need, problem.delay, problem.own, *arena._feeds, problem.take, problem.free,
         problem.cap, arena.span, 3.0, 0.3, 1500, 0.5, -1.0, 5, np.array(arena.quiet),
     )  # fmt: skip
-    from hocket.planner import kernel
+    from hocket.search import kernel
 
     plain, made = np.zeros_like(order), np.zeros_like(order)
     assert kernel.anneal(*given, plain, info) == kernels().anneal(*given, made, info)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.render.compare import format_time, table
+from hocket.tables import format_time, table
 
 
 @pytest.mark.parametrize(

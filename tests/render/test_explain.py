@@ -5,7 +5,7 @@ import pytest
 
 from hocket import Costs, build, simulate
 from hocket.costs import Bytes
-from hocket.explain import explain, peak, recut
+from hocket.explanation import explain, peak, recut
 from hocket.schedules import entries
 from hocket.timeline import CAUSES, PHASES
 
@@ -18,7 +18,7 @@ UNEVEN = Costs(
 
 @pytest.fixture(autouse=True)
 def without_searches(monkeypatch):
-    monkeypatch.setattr("hocket.explain.entries", lambda: iter(QUICK))
+    monkeypatch.setattr("hocket.explanation.entries", lambda: iter(QUICK))
 
 
 def told(name, costs, *, p=4, m=8, others=False, **options):

@@ -4,9 +4,8 @@ import json
 
 import pytest
 
-from hocket.cli import main
+from hocket.cli import main, output
 from hocket.errors import UsageError
-from hocket.render import output
 
 SIZE = ["-p", "4", "-m", "8"]
 

@@ -13,9 +13,9 @@ from hocket.cli import main
 from hocket.costs import Costs
 from hocket.demo import sleep
 from hocket.errors import CostError, UsageError
-from hocket.runtime import command
-from hocket.runtime.beside import Arm, beside, beside_text, turns
-from hocket.runtime.report import one_by_one
+from hocket.train import command
+from hocket.train.ab_compare import Arm, beside, beside_text, turns
+from hocket.train.report import one_by_one
 
 pytestmark = pytest.mark.runtime
 
@@ -50,7 +50,7 @@ def test_every_order_has_a_turn_in_each_step_and_begins_as_often_as_any_other(n)
 
 
 def test_steps_of_two_orders_alternate_and_so_does_who_begins():
-    from hocket.runtime.training import run
+    from hocket.train.training import run
 
     calls, told = [], []
 

@@ -9,8 +9,8 @@ import pytest
 
 import hocket
 from hocket.errors import UsageError
-from hocket.runtime.launch import launch
-from hocket.runtime.options import add_run_arguments, settings_from
+from hocket.train.launch import launch
+from hocket.train.options import add_run_arguments, settings_from
 
 pytestmark = pytest.mark.runtime
 
@@ -27,13 +27,13 @@ def settings(name, p, m, *words):
 
 
 def losses_of(all_settings):
-    from hocket.runtime.training import Trainer, run
+    from hocket.train.training import Trainer, run
 
     return [run([Trainer(one)], lambda *_: None, kept=1)[0].losses for one in all_settings]
 
 
 def losses_alone(one):
-    from hocket.runtime.training import unpipelined
+    from hocket.train.training import unpipelined
 
     return unpipelined(one)
 
@@ -70,7 +70,7 @@ def test_with_dropout_losses_do_not_depend_on_the_schedule_or_the_number_of_rank
 def modules_loaded(one):
     import sys
 
-    from hocket.runtime.training import Trainer, run
+    from hocket.train.training import Trainer, run
 
     run([Trainer(one)], lambda *_: None)
     return "torch._dynamo" in sys.modules
@@ -85,7 +85,7 @@ def test_a_run_does_not_import_the_compiler():
 def test_adam_is_that_of_torch():
     import torch
 
-    from hocket.runtime.training import Adam
+    from hocket.train.training import Adam
 
     pair = [torch.nn.Parameter(torch.ones(3, dtype=torch.float64)) for _ in range(2)]
     optimizers = [Adam(pair[:1], 0.1), torch.optim.Adam(pair[1:], lr=0.1)]

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from hocket.errors import RunError, UsageError
-from hocket.runtime import launch as module
-from hocket.runtime.launch import launch
+from hocket.train import launch as module
+from hocket.train.launch import launch
 
 pytestmark = pytest.mark.runtime
 
@@ -169,7 +169,7 @@ def test_ranks_end_when_the_parent_is_killed(tmp_path):
     script.write_text(
         "import time, os\n"
         "from pathlib import Path\n"
-        "from hocket.runtime.launch import launch\n"
+        "from hocket.train.launch import launch\n"
         "def work():\n"
         "    Path(f'{os.getpid()}.pid').touch()\n"
         "    time.sleep(100)\n"

@@ -13,8 +13,8 @@ from runtime_ranks import on_ranks
 from hocket.demo import moe
 from hocket.errors import UsageError
 from hocket.runtime import Pipeline
-from hocket.runtime.training import Adam
 from hocket.schedules import build
+from hocket.train.training import Adam
 
 pytestmark = pytest.mark.runtime
 

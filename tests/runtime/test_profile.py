@@ -17,11 +17,11 @@ from hocket.ir import action_of, encode
 from hocket.lower import insert_communication
 from hocket.lower.backward import split_backward
 from hocket.measured import Link, bandwidth_of, fused_of, link_of, readings, together
-from hocket.runtime.launch import launch
-from hocket.runtime.links import pairs_of
-from hocket.runtime.profile import _link_rows, probe
-from hocket.runtime.report import comparison, comparison_text, flat, one_by_one
 from hocket.schedules import entries
+from hocket.train.launch import launch
+from hocket.train.link_probe import pairs_of
+from hocket.train.profile import _link_rows, probe
+from hocket.train.report import comparison, comparison_text, flat, one_by_one
 
 pytestmark = pytest.mark.runtime
 

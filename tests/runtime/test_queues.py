@@ -14,12 +14,13 @@ from runtime_ranks import assert_like_whole, batch, blocks, held, mean_square, o
 from torch import nn
 
 from hocket.errors import RunError
-from hocket.moe import ORDERS, phases
-from hocket.runtime import Pipeline, dispatch, options
+from hocket.lower.phases import ORDERS, phases
+from hocket.runtime import Pipeline, dispatch
 from hocket.runtime.failure import Board, Place, failure
 from hocket.runtime.queues import side_by_side
 from hocket.schedules import build
 from hocket.text import loads
+from hocket.train import options
 
 pytestmark = pytest.mark.runtime
 

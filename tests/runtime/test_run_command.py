@@ -16,8 +16,8 @@ import pytest
 
 import hocket
 from hocket.cli import main
-from hocket.runtime.command import costs_of_file
-from hocket.runtime.options import DEMO, SLEEP
+from hocket.train.command import costs_of_file
+from hocket.train.options import DEMO, SLEEP
 
 pytestmark = pytest.mark.runtime
 

@@ -29,9 +29,9 @@ from hocket.cli import main
 from hocket.costs import Costs, load_costs
 from hocket.errors import RunError
 from hocket.ir import Kind, Placement, linear, mbs_of, vshape
-from hocket.policy import all_actions, list_schedule
 from hocket.runtime import Pipeline
 from hocket.schedules import build
+from hocket.search.policy import all_actions, list_schedule
 from hocket.text import loads
 
 pytestmark = pytest.mark.runtime

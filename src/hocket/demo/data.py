@@ -1,7 +1,4 @@
-"""Text as batches of bytes: the documentation that every Python carries, or a file.
-
-Imports torch and errors.
-"""
+"""Text as batches of bytes: the documentation that every Python carries, or a file."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A small byte-level GPT, cut into any number of stages. The model of `hocket run`.
 
 To run your own model, write a file like this one: `build`, and where the defaults (this file's
-cross-entropy, and batches of text) do not fit, `loss` and `batch`. Imports torch and errors.
+cross-entropy, and batches of text) do not fit, `loss` and `batch`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A small mixture of experts, cut into phases: attention, dispatch, experts, combine.
 
 Dispatch and combine are all-to-all calls over the replicas of a rank; each of them holds its share
-of the experts of every layer, and a copy of everything else. Imports torch, gpt, data.
+of the experts of every layer, and a copy of everything else.
 
     hocket run moe-pair -p 2 -m 4 -O slow=0.005
 """
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from hocket.demo import data as text
 from hocket.demo.gpt import Attention, Embedding, Head, loss
 from hocket.errors import UsageError
-from hocket.moe import PHASES
+from hocket.lower.phases import PHASES
 
 __all__ = ["batch", "build", "loss"]
 

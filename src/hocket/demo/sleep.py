@@ -1,7 +1,7 @@
 """Stages that only sleep, for known times: what a schedule costs without what a model costs.
 
 `hocket run ... --model hocket.demo.sleep:build -O f=0.01 -O i=0.01 -O w=0.01`, or `-O costs=FILE`
-for the times of a costs.toml. Imports torch and costs.
+for the times of a costs.toml.
 """
 
 from __future__ import annotations

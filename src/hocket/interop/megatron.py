@@ -1,8 +1,7 @@
 """Megatron-LM's pipeline layouts and interleaved settings, in and out.
 
 A layout such as `Et*3|(tt|)*29,m|L` says what each stage holds: E the embedding, t a transformer
-layer, m a layer of multi-token prediction, L the loss (with the head). Imports costs, ir,
-schedules and errors.
+layer, m a layer of multi-token prediction, L the loss (with the head).
 
 Source: Megatron-LM, `--pipeline-model-parallel-layout` and
 `--microbatch-group-size-per-virtual-pipeline-stage`.

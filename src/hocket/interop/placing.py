@@ -1,4 +1,4 @@
-"""Where stages are, found from who runs what. Imports ir and errors."""
+"""Where stages are, found from who runs what."""
 
 from __future__ import annotations
 

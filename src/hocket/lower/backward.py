@@ -1,4 +1,4 @@
-"""The same order with every backward split into I and W, or whole again. Imports ir."""
+"""The same order with every backward split into I and W, or whole again."""
 
 from __future__ import annotations
 

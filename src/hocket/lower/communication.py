@@ -1,7 +1,4 @@
-"""Inserts the messages between ranks into an order, so that no transport can deadlock.
-
-Imports ir, deps, graph, errors.
-"""
+"""Inserts the messages between ranks into an order, so that no transport can deadlock."""
 
 from __future__ import annotations
 

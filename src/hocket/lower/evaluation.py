@@ -1,4 +1,4 @@
-"""The forward half of an order, for evaluation. Imports ir and communication."""
+"""The forward half of an order, for evaluation."""
 
 from __future__ import annotations
 

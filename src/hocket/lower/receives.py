@@ -1,7 +1,7 @@
 """Moves receives in an order: early enough to overlap, late enough to hold few buffers.
 
 A receive that stands late makes its sender wait for the post; one that stands early keeps a buffer,
-and with NCCL a spinning kernel, for a message that is not needed yet. Imports ir, deps.
+and with NCCL a spinning kernel, for a message that is not needed yet.
 """
 
 from __future__ import annotations

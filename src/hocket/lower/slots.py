@@ -1,4 +1,4 @@
-"""Puts the forwards of each slot first. Imports ir."""
+"""Puts the forwards of each slot first."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""The time that each memory limit allows: one plan a limit, each from the orders before it.
-
-Imports planning, request, variants.
-"""
+"""The time that each memory limit allows: one plan a limit, each from the orders before it."""
 
 from __future__ import annotations
 
@@ -11,16 +8,16 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from hocket.bounds import Bound
 from hocket.costs import Bytes, Number
 from hocket.errors import PlanError, UsageError
 from hocket.ir import Schedule
-from hocket.planner.fuse import saves
 from hocket.planner.planning import FOR_FUSING, Progress, Watcher, plan
 from hocket.planner.report import plain
 from hocket.planner.request import Plan, Request
 from hocket.planner.variants import named
-from hocket.render.compare import format_time, table
+from hocket.search.bounds import Bound
+from hocket.search.fuse import saves
+from hocket.tables import format_time, table
 
 LIMITS = ("in_flight", "memory")
 SECONDS = 300.0  # of a whole curve, where nothing is said

@@ -1,7 +1,4 @@
-"""Layers cut into stages: the largest load of a rank as small as it can be, no stage empty.
-
-Imports costs, ir, recompute.
-"""
+"""Layers cut into stages: the largest load of a rank as small as it can be, no stage empty."""
 
 from __future__ import annotations
 

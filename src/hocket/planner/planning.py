@@ -1,7 +1,4 @@
-"""From a request to a plan: candidates, search, bound, and why the others lose.
-
-Imports variants, search, bound, simulator, checker.
-"""
+"""From a request to a plan: candidates, search, bound, and why the others lose."""
 
 from __future__ import annotations
 
@@ -20,13 +17,9 @@ from hocket.checker import check
 from hocket.costs import Costs, Number
 from hocket.errors import CostError, PlanError, ScheduleError
 from hocket.ir import Array, Placement, Queue, Schedule
-from hocket.planner.adapt import adapt
-from hocket.planner.bound import Bound, best_bound, crowded_bound, is_crowded
-from hocket.planner.fuse import Fusing, Pairing, race, saves
-from hocket.planner.nearest import lacking, nothing_fits
-from hocket.planner.problem import SPLIT, WHOLE, problem
+from hocket.planner.infeasible import lacking, nothing_fits
+from hocket.planner.partition_search import adapt
 from hocket.planner.request import Entrant, Plan, Request, limits
-from hocket.planner.search import Arena, Found, Search
 from hocket.planner.variants import (
     NOT_ASKED,
     Pricing,
@@ -36,6 +29,10 @@ from hocket.planner.variants import (
     priced,
     variants,
 )
+from hocket.search.fuse import Fusing, Pairing, race, saves
+from hocket.search.problem import SPLIT, WHOLE, problem
+from hocket.search.problem_bounds import Bound, best_bound, crowded_bound, is_crowded
+from hocket.search.search import Arena, Found, Search
 from hocket.simulator import simulate
 from hocket.timeline import Timeline
 
@@ -282,7 +279,7 @@ class _Planning:
 
     def _solve(self, contests: list[_Contest]) -> None:
         """Lets the exact solver prove or improve the variants that are small and may still win."""
-        from hocket.planner.exact import solve
+        from hocket.search.exact import solve
 
         threads = self.request.threads or os.cpu_count() or 1
         for contest in sorted(contests, key=lambda c: float(c.value)):
@@ -310,7 +307,7 @@ class _Planning:
 
     def _relax(self, contest: _Contest, seconds: float, threads: int) -> None:
         """Raises the bound to what each rank alone needs, if that is more."""
-        from hocket.planner.exact import relaxed
+        from hocket.search.exact import relaxed
 
         search, asked = contest.search, contest.variant.problem
         low, why = relaxed(
@@ -454,7 +451,7 @@ class _Planning:
             kinds = SPLIT if made.has_split_backward else WHOLE
             asked = problem(made.placement, costs, kinds)
             return Pairing.of(asked, self.request.objective).bound
-        from hocket.bounds import lower_bounds
+        from hocket.search.bounds import lower_bounds
 
         if self.request.objective == "makespan":
             return max(lower_bounds(made, costs), key=lambda b: float(b.value))

@@ -1,7 +1,4 @@
-"""Activations computed again instead of held, and buffers of messages: other costs, same rules.
-
-Imports costs, ir.
-"""
+"""Activations computed again instead of held, and buffers of messages: other costs, same rules."""
 
 from __future__ import annotations
 

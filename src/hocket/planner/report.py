@@ -1,16 +1,13 @@
-"""A plan told in text and JSON.
-
-Imports request, fuse, render.compare.
-"""
+"""A plan told in text and JSON."""
 
 from __future__ import annotations
 
 from fractions import Fraction
 from typing import Any
 
-from hocket.planner.fuse import saves
 from hocket.planner.request import OBJECTIVES, Plan
-from hocket.render.compare import format_time, table
+from hocket.search.fuse import saves
+from hocket.tables import format_time, table
 
 _ROWS = 16
 

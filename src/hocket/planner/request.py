@@ -1,7 +1,4 @@
-"""What is asked of the planner, and what it answers, as plain data.
-
-Imports ir, costs, errors, bounds.
-"""
+"""What is asked of the planner, and what it answers, as plain data."""
 
 from __future__ import annotations
 
@@ -10,11 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hocket.bounds import Bound
 from hocket.costs import Bytes, Costs, Number
 from hocket.errors import UsageError
 from hocket.ir import Placement, Schedule, linear, looped, mirrored, vshape, wave
 from hocket.planner.recompute import Level
+from hocket.search.bounds import Bound
 
 _ROUNDING = 1e-9  # sums of floats in another order differ by less
 Limit = Number | tuple[Number, ...] | None

@@ -1,7 +1,4 @@
-"""What other settings would give, and how orders fare when times vary.
-
-Imports planning, variants, request, samples, simulator.
-"""
+"""What other settings would give, and how orders fare when times vary."""
 
 from __future__ import annotations
 
@@ -19,9 +16,9 @@ from hocket.planner.recompute import NONE
 from hocket.planner.report import plain
 from hocket.planner.request import Limit, Plan, Request
 from hocket.planner.variants import Pricing, of_ranks
-from hocket.render.compare import format_time, table
-from hocket.samples import simulate_jitter
 from hocket.simulator import simulate
+from hocket.simulator.samples import simulate_jitter
+from hocket.tables import format_time, table
 
 _GIGABYTE = 10**9
 

@@ -1,7 +1,4 @@
-"""What may be chosen: placements, kinds of backward, recomputation; and who competes by name.
-
-Imports request, problem, schedules.
-"""
+"""What may be chosen: placements, kinds of backward, recomputation; and who competes by name."""
 
 from __future__ import annotations
 
@@ -15,10 +12,10 @@ from hocket.costs import Bytes, Costs, Cycle, Number, per_stage, quotient
 from hocket.errors import CostError, PlanError, UsageError
 from hocket.ir import Kind, Placement, Queue, Schedule
 from hocket.planner.partition import Room, cut_for, needs, stages_from
-from hocket.planner.problem import SPLIT, WHOLE, Problem, problem
 from hocket.planner.recompute import Level, recomputed, with_receive_buffers
 from hocket.planner.request import SHAPES, Request, limits
 from hocket.schedules import Entry, build, entries
+from hocket.search.problem import SPLIT, WHOLE, Problem, problem
 
 NOT_ASKED = "its placement is not among those asked for"
 Paths = tuple[tuple[Queue, ...], ...]

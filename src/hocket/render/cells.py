@@ -1,7 +1,4 @@
-"""Character cells of the terminal grid: labels of tiles, colours, rows as text.
-
-Imports ir and tiles; knows nothing of time.
-"""
+"""Character cells of the terminal grid: labels of tiles, colours, rows as text."""
 
 from __future__ import annotations
 

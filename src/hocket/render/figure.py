@@ -1,6 +1,6 @@
 """A picture as plain shapes, before it is SVG or PDF; their colours by class.
 
-Pixels, y downwards. Imports nothing of hocket.
+Pixels, y downwards.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""The terminal grid: time across, a row for each queue, tiles by kind with their microbatch.
-
-Imports timeline, tiles, cells, sample and compare.
-"""
+"""The terminal grid: time across, a row for each queue, tiles by kind with their microbatch."""
 
 from __future__ import annotations
 
@@ -18,8 +15,8 @@ from hocket.costs import Number
 from hocket.ir import Array, Schedule, mbs_of
 from hocket.render import cells, sample, tiles
 from hocket.render.cells import ASCII, COLOUR_STYLES, PLAIN_STYLES, UNICODE, Marks, Row, Style
-from hocket.render.compare import format_time
 from hocket.render.tiles import Drawing
+from hocket.tables import format_time
 from hocket.timeline import Timeline
 
 PIPED_WIDTH = 200

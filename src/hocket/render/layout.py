@@ -1,7 +1,4 @@
-"""A timeline as a figure: time across, a lane for each queue, ranks down; for SVG and PDF.
-
-Imports timeline, tiles, figure and compare.
-"""
+"""A timeline as a figure: time across, a lane for each queue, ranks down; for SVG and PDF."""
 
 from __future__ import annotations
 
@@ -15,7 +12,6 @@ import numpy as np
 
 from hocket.ir import Array, mbs_of
 from hocket.render import tiles
-from hocket.render.compare import format_time
 from hocket.render.figure import (
     FONT,
     TITLE,
@@ -29,6 +25,7 @@ from hocket.render.figure import (
     text_width,
 )
 from hocket.render.tiles import Drawing
+from hocket.tables import format_time
 from hocket.timeline import Timeline
 
 MOST_RECTS = 5000  # more tiles than this are merged into bars, without numbers

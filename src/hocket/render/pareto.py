@@ -1,6 +1,6 @@
 """Schedules as points: bubble against memory, and which of them nothing beats in both.
 
-In characters for the terminal, and as a figure. Imports figure, svg, pdf, tiles and compare.
+In characters for the terminal, and as a figure.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
-from hocket.render.compare import format_time
 from hocket.render.figure import WIDER, Dot, Figure, Lines, Shape, Text, text_width
 from hocket.render.pdf import as_pdf
 from hocket.render.svg import as_svg
 from hocket.render.tiles import marks, steps
+from hocket.tables import format_time
 
 WIDTH, HEIGHT = 720.0, 420.0
 LEFT, RIGHT, TOP, BOTTOM = 64.0, 24.0, 48.0, 52.0

@@ -1,7 +1,6 @@
 """PDF of figures: one page as large as the picture, real text in the reader's own Helvetica.
 
-Imports timeline, layout and figure. Source: ISO 32000-1, sections 7.5 (file), 8.5 (paths) and 9.4
-(text).
+Source: ISO 32000-1, sections 7.5 (file), 8.5 (paths) and 9.4 (text).
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""A timeline cut into equal intervals: what to show of each when tiles are too small to draw.
-
-Imports ir, timeline and tiles.
-"""
+"""A timeline cut into equal intervals: what to show of each when tiles are too small to draw."""
 
 from __future__ import annotations
 

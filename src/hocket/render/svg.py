@@ -1,7 +1,4 @@
-"""SVG of figures, for READMEs and papers: rects with classes, selectable numbers, no script.
-
-Imports timeline, layout and figure.
-"""
+"""SVG of figures, for READMEs and papers: rects with classes, selectable numbers, no script."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""What every picture draws: tiles of work and of messages, their shades, the marks of an axis.
-
-Imports ir, timeline, costs and compare; knows neither characters nor pixels.
-"""
+"""What every picture draws: tiles of work and of messages, their shades, the marks of an axis."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ import numpy as np
 
 from hocket.costs import Number
 from hocket.ir import Action, Array, Kind, Queue, Schedule, action_of, kinds_of, mbs_of, stages_of
-from hocket.render.compare import format_time
+from hocket.tables import format_time
 from hocket.timeline import Timeline
 
 NAMES = {

@@ -1,6 +1,6 @@
 """Runs schedules on real PyTorch modules; the only part of hocket that imports torch.
 
-Names are imported when first used: the command line reads `runtime.options` without torch.
+Names are imported when first used: `hocket.runtime` itself loads without torch.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from hocket.interop.torch.runtime import torch_schedule
     from hocket.runtime.pipeline import Pipeline
-    from hocket.runtime.torch_runtime import torch_schedule
 
-_HOME = {"Pipeline": "pipeline", "torch_schedule": "torch_runtime"}
+_HOME = {"Pipeline": "hocket.runtime.pipeline", "torch_schedule": "hocket.interop.torch.runtime"}
 
 __all__ = ["Pipeline", "torch_schedule"]
 
@@ -21,4 +21,4 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'hocket.runtime' has no attribute {name!r}")
     from importlib import import_module
 
-    return getattr(import_module(f"hocket.runtime.{_HOME[name]}"), name)
+    return getattr(import_module(_HOME[name]), name)

@@ -2,8 +2,7 @@
 
 NCCL has no tags, so a wire has a communicator for each directed pair of ranks: a transfer that
 waits holds up only those behind it on the same edge, on a stream of its own. What changes rarely
-(specs, losses, shared gradients) goes over a gloo group beside it. Imports transport, execute,
-queues.
+(specs, losses, shared gradients) goes over a gloo group beside it.
 """
 
 from __future__ import annotations

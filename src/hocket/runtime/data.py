@@ -1,7 +1,4 @@
-"""A batch cut into microbatches, and those into slices; how much each of them weighs.
-
-Imports torch, values and errors.
-"""
+"""A batch cut into microbatches, and those into slices; how much each of them weighs."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The ways to dispatch an order, and two of them: gate before the action, or take what is ready.
 
 The plain way is `Execution.run`: a receive is waited for where its consumer stands. Here, threads
-wait for the messages and mark them as arrived. Imports execute, queues, program, transport.
+wait for the messages and mark them as arrived.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Runs the program of one rank: a table says which method each entry calls.
-
-Imports program, stage, transport.
-"""
+"""Runs the program of one rank: a table says which method each entry calls."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What happens when a rank raises, dies or hangs: everyone ends, and all name the first cause.
 
 A rank that fails writes down who, where and why in the store of the process group, then breaks its
-connections; that wakes its neighbours, which do the same. Imports errors and program.
+connections; that wakes its neighbours, which do the same.
 """
 
 from __future__ import annotations

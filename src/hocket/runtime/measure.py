@@ -1,7 +1,4 @@
-"""From the times that ranks recorded to one timeline on one clock.
-
-Imports ir, measured, program; no torch.
-"""
+"""From the times that ranks recorded to one timeline on one clock."""
 
 from __future__ import annotations
 

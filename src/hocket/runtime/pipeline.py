@@ -1,4 +1,4 @@
-"""A schedule run on real modules: what a training script holds. Imports the rest of runtime."""
+"""A schedule run on real modules: what a training script holds."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from hocket.lower.evaluation import forward_only
 from hocket.lower.receives import defer_receives, place_receives
 from hocket.lower.slots import forwards_first
 from hocket.runtime import split, verify
-from hocket.runtime.carry import check_carries
 from hocket.runtime.cuda import ON_DEVICE, NcclWire
 from hocket.runtime.data import microbatches, shares
 from hocket.runtime.dispatch import DISPATCH, usual
 from hocket.runtime.execute import Execution, Parts
 from hocket.runtime.failure import STAY, Board, Place, Silence, Watch, failure, place
+from hocket.runtime.grad_sync import Sharing, average, copies
+from hocket.runtime.handshake import agree, clock_offsets, describe, exchange, exchange_spans
 from hocket.runtime.measure import host, timeline
-from hocket.runtime.meeting import agree, clock_offsets, describe, exchange, exchange_spans
 from hocket.runtime.program import Role, programs
 from hocket.runtime.rng import Keys, layers
-from hocket.runtime.sharing import Sharing, average, copies
+from hocket.runtime.slice_state import check_carries
 from hocket.runtime.stage import Loss, Stage
 from hocket.runtime.transport import Downstream, Upstream, Wire, break_connections
 from hocket.timeline import Timeline

@@ -1,6 +1,6 @@
 """What one rank does, one entry after the other: the lowered order with its waits made explicit.
 
-Plain data, no torch. Imports ir, deps, graph; the needs come from their table.
+Plain data, no torch.
 """
 
 from __future__ import annotations

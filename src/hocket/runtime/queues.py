@@ -1,7 +1,4 @@
-"""A rank's queues at the same time: one thread for each, which waits for what the others make.
-
-Imports deps, execute, program, graph.
-"""
+"""A rank's queues at the same time: one thread for each, which waits for what the others make."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Random numbers that depend on what is computed, not on where or when.
 
 Dropout draws from one stream a process, so its masks change with the placement and the order. With
-keys, every layer of every microbatch draws from a stream of its own. Imports torch.
+keys, every layer of every microbatch draws from a stream of its own.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One stage on one rank: forward, whole backward, and backward in two halves, a microbatch each.
 
 Holds what a microbatch keeps alive between its actions, and frees it at once; knows neither orders
-nor messages. Imports values and carry.
+nor messages.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hocket.errors import RunError
-from hocket.runtime.carry import Carry, carries
+from hocket.runtime.slice_state import Carry, carries
 from hocket.runtime.values import call, flatten, rebuild
 
 Loss = Callable[[Any, Any], Tensor]

@@ -1,6 +1,6 @@
 """Messages between stages on different ranks, over the send and recv of a process group.
 
-Holds the protocol of one boundary between two stages; knows nothing of orders. Imports values.
+Holds the protocol of one boundary between two stages; knows nothing of orders.
 
 Both ends remember the spec of a microbatch's last message. A message of that spec is one packed
 buffer, header first; large tensors follow on their own, without a copy. A message of another spec

@@ -1,7 +1,6 @@
 """What stages hand to each other: nested values, taken apart and put together again.
 
 Holds the structure, shapes and memory layout of a value; knows nothing of messages or schedules.
-Imports torch and hocket.errors.
 """
 
 from __future__ import annotations

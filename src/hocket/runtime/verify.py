@@ -1,7 +1,4 @@
-"""The unpipelined model as a schedule of its own, and the comparison with it.
-
-Imports ir, errors and torch.
-"""
+"""The unpipelined model as a schedule of its own, and the comparison with it."""
 
 from __future__ import annotations
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from hocket.deps import WHOLE
 from hocket.ir import Placement, Schedule, vshape
-from hocket.policy import all_actions
 from hocket.schedules.chimera import joined
 from hocket.schedules.registry import Formula, register
+from hocket.search.policy import all_actions
 
 
 @register(

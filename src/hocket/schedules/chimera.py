@@ -10,8 +10,8 @@ import numpy as np
 from hocket.costs import Costs
 from hocket.deps import WHOLE
 from hocket.ir import Array, Kind, Schedule, kinds_of, lay, mbs_of, mirrored, stages_of
-from hocket.policy import all_actions, list_schedule, ranked
 from hocket.schedules.registry import Formula, register
+from hocket.search.policy import all_actions, list_schedule, ranked
 from hocket.simulator import simulate
 
 _EVEN, _ROUGH = Costs(), Costs(F=10, I=12, W=7, latency=3)

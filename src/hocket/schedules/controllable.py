@@ -11,9 +11,9 @@ from hocket.deps import SPLIT, WHOLE
 from hocket.errors import UsageError
 from hocket.ir import Schedule
 from hocket.schedules.registry import Formula, register
-from hocket.schedules.v_reorder import half_block, min_block, reordered, whole_block
-from hocket.schedules.v_shape_search import Question, search
 from hocket.schedules.zero_bubble import zb_v
+from hocket.search.v_reorder import half_block, min_block, reordered, whole_block
+from hocket.search.v_shape import Question, search
 
 _SOURCE = "Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.15362"
 _QUICK = 2_500_000

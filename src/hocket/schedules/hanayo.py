@@ -7,8 +7,8 @@ import numpy as np
 from hocket.costs import Costs
 from hocket.deps import WHOLE
 from hocket.ir import Kind, Schedule, kinds_of, mbs_of, stages_of, wave
-from hocket.policy import all_actions, list_schedule, ranked
 from hocket.schedules.registry import register
+from hocket.search.policy import all_actions, list_schedule, ranked
 from hocket.simulator import simulate
 
 _PACES = (Costs(F=2, I=1, W=1), Costs())  # a backward as long as a forward, and twice as long

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from hocket.ir import Schedule
-from hocket.moe import phases
+from hocket.lower.phases import phases
 from hocket.schedules.one_f_one_b import overlap
 from hocket.schedules.registry import register
 

@@ -1,7 +1,4 @@
-"""The registry of schedule generators: names, constraints, options, and `build`.
-
-Imports ir, costs and errors; the generators themselves are imported when first asked for.
-"""
+"""The registry of schedule generators: names, constraints, options, and `build`."""
 
 from __future__ import annotations
 

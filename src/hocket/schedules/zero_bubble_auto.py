@@ -11,8 +11,8 @@ from hocket.deps import SPLIT
 from hocket.errors import UsageError
 from hocket.ir import Schedule
 from hocket.schedules.registry import register
-from hocket.schedules.v_shape_search import Question, search
 from hocket.schedules.zero_bubble import zb_h1, zb_h2
+from hocket.search.v_shape import Question, search
 
 _EVEN, _ROUGH = Costs(), Costs(F=10, I=12, W=7, B=19, latency=3)
 

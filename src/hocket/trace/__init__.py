@@ -1,7 +1,7 @@
 """Traces: timelines as files that Perfetto and Chrome's trace viewers open.
 
-Imports picture and the writers. A file's ending says its format: `.json` is Chrome's JSON, any
-other is Perfetto's own (`.pftrace`); `.gz` after it compresses.
+A file's ending says its format: `.json` is Chrome's JSON, any other is Perfetto's own
+(`.pftrace`); `.gz` after it compresses.
 """
 
 from __future__ import annotations

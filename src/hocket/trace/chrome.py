@@ -1,6 +1,6 @@
 """Writes a picture as Chrome's JSON trace format, for readers that know nothing newer.
 
-One line an event, written as it is made. Imports picture, slices, ir.
+One line an event, written as it is made.
 
 The format is laid out the way Perfetto's importer understands it: threads for tracks (it orders
 them by name, and one whose number is its process's would be the "main thread"), flow events

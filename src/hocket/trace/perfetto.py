@@ -1,6 +1,6 @@
 """Writes a picture as Perfetto's own format, TrackEvent protobuf messages.
 
-The bytes are put together here: no protobuf library is needed. Imports picture, slices, ir, loops.
+The bytes are put together here: no protobuf library is needed.
 
 Every packet is a row of segments: stretches of bytes that stand ready in a pool, such as a
 slice's name or its time. Columns say which; `_copy` lays them down one after the other.

@@ -1,7 +1,4 @@
-"""What a trace shows, as columns: tracks, slices, counters, flows. The same for every format.
-
-Imports slices, costs, ir, timeline, errors; never a writer.
-"""
+"""What a trace shows, as columns: tracks, slices, counters, flows. The same for every format."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The slices of a trace, before they are laid out on tracks: what is shown, when, in which words.
+"""The slices of a trace.
 
-Imports ir, timeline, errors; never a writer.
+Before they are laid out on tracks: what is shown, when, in which words.
 """
 
 from __future__ import annotations

@@ -1,0 +1,1 @@
+"""Measured costs of published systems, as files that `--costs NAME` finds."""

@@ -1,0 +1,1 @@
+"""torch.distributed.pipelining: its CSV, its lowering, its runtime."""

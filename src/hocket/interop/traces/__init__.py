@@ -1,0 +1,1 @@
+"""Traces that other tools wrote, read back as timelines."""

@@ -1,0 +1,521 @@
+"""Traces of torch.profiler (Kineto's Chrome JSON), one file a rank, as measured timelines.
+
+What counts are the ranges `PP:2F0` that torch's pipeline runtime and ours write; where the GPU
+was traced, what it did for them.
+"""
+
+from __future__ import annotations
+
+import gzip
+import re
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from hocket.deps import CONSUMERS, PARTNER
+from hocket.errors import TextError, UsageError
+from hocket.files import read
+from hocket.interop.torch.csv import from_rows
+from hocket.interop.torch.text import Item, read_word
+from hocket.ir import Array, Schedule, action_of, encode
+from hocket.lower import strip_communication
+from hocket.measured import (
+    Clocks,
+    Messages,
+    Readings,
+    clocks_of,
+    messages_of,
+    readings,
+    timeline_of,
+    until_received,
+)
+from hocket.timeline import Timeline
+
+_LABEL = re.compile(r"PP:(\S+)(?: (\w+))?")
+_RANK_IN_NAME = re.compile(r"rank[-_]?(\d+)")
+_MESSAGE_KERNEL = re.compile(r"nccl|SendRecv", re.IGNORECASE)
+
+
+class Event(msgspec.Struct, gc=False):
+    """What is needed of an event; times in us."""
+
+    ph: str
+    name: str = ""
+    cat: str = ""
+    ts: float = 0.0
+    dur: float = 0.0
+    pid: int | str = 0
+    tid: int | str = 0
+    args: msgspec.Raw = msgspec.Raw()
+
+
+class _Correlated(msgspec.Struct, gc=False):
+    correlation: int | None = None
+    stream: int = 0
+
+
+class _Distributed(msgspec.Struct):
+    rank: int | None = None
+
+
+class _File(msgspec.Struct):
+    traceEvents: list[Event]
+    distributedInfo: _Distributed | None = None
+    host_name: str = ""
+    baseTimeNanoseconds: int = 0
+
+
+class Range(NamedTuple):
+    """One labelled range; ns on the rank's clock.
+
+    role: "" where it is the action itself, else what was done for it ("post", "wait", ...). work:
+    when its first operation began; its end where it has none, None where none were traced.
+    on_gpu: first start and last end of its kernels.
+    """
+
+    item: Item
+    role: str
+    start: int
+    end: int
+    work: int | None = None
+    on_gpu: tuple[int, int] | None = None
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """The ranges of one rank, by start."""
+
+    source: str
+    rank: int | None
+    host: str
+    ranges: tuple[Range, ...]
+
+
+@dataclass(frozen=True)
+class Recording:
+    """What the traces of one run say: a timeline a step, all on one clock, in us.
+
+    notes: what was found out on the way, for people.
+    """
+
+    timelines: tuple[Timeline, ...]
+    clocks: Clocks
+    notes: tuple[str, ...]
+
+    @property
+    def typical(self) -> Timeline:
+        """The step whose makespan is the median one."""
+        ordered = sorted(self.timelines, key=lambda t: float(t.makespan))
+        return ordered[(len(ordered) - 1) // 2]
+
+    @property
+    def readings(self) -> Readings:
+        """The times of all steps."""
+        return readings(self.timelines)
+
+
+def is_kineto(data: bytes) -> bool:
+    """True for the beginning of a file that torch.profiler wrote."""
+    head = data[:4096]
+    return b'"schemaVersion"' in head or b'"deviceProperties"' in head
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """The content of a file, uncompressed.
+
+    Raises: UsageError.
+    """
+    data = read(path)
+    try:
+        return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
+    except (EOFError, gzip.BadGzipFile) as error:
+        raise UsageError(f"{path}: cannot be read: {error}") from None
+
+
+def read_recording(paths: Sequence[str | Path], name: str = "imported") -> Recording:
+    """The steps that the traces of all ranks of one pipeline recorded.
+
+    Raises: TextError for a file that is no such trace, UsageError where they do not fit together.
+    """
+    return recording([rank_trace(read_bytes(path), str(path)) for path in paths], name)
+
+
+def rank_trace(data: bytes, source: str = "<trace>") -> RankTrace:
+    """The labelled ranges of one file.
+
+    Raises: TextError.
+    """
+    try:
+        file = msgspec.json.decode(data, type=_File)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TextError(source, [(1, f"not a trace of torch.profiler: {error}")]) from None
+    labels = [e for e in file.traceEvents if e.ph == "X" and e.name.startswith("PP:")]
+    host = [e for e in labels if e.cat != "gpu_user_annotation"]
+    if not host:
+        raise TextError(source, [(1, _nothing(file))])
+    base = file.baseTimeNanoseconds
+    on_gpu = _gpu_spans(file.traceEvents, host)
+    starts = _operation_starts(file.traceEvents, {e.tid for e in host})
+    ranges = []
+    for i, event in enumerate(sorted(host, key=lambda e: e.ts)):
+        match = _LABEL.fullmatch(event.name)
+        item = read_word(match[1]) if match else None
+        if match and item is not None:
+            begin, stop = event.ts, event.ts + event.dur
+            ops = starts.get(event.tid, [])
+            first = bisect_left(ops, begin)
+            inside = first < len(ops) and ops[first] <= stop
+            work = ops[first] if inside else stop if ops else None
+            span = on_gpu.get(i)
+            ranges.append(Range(
+                item, match[2] or "", _ns(begin, base), _ns(stop, base),
+                None if work is None else _ns(work, base),
+                None if span is None else (_ns(span[0], base), _ns(span[1], base)),
+            ))  # fmt: skip
+    rank = file.distributedInfo.rank if file.distributedInfo else None
+    if rank is None and (found := _RANK_IN_NAME.search(Path(source).name)):
+        rank = int(found[1])
+    return RankTrace(source, rank, file.host_name, tuple(ranges))
+
+
+def _ns(us: float, base: int) -> int:
+    return base + round(us * 1000)
+
+
+def _nothing(file: _File) -> str:
+    """Why a trace says nothing about a pipeline."""
+    if any(e.name.startswith(("Forward ", "Backward ")) for e in file.traceEvents):
+        return (
+            "only ranges such as 'Forward 0': ScheduleGPipe does not say which action; run the "
+            "order with hocket.runtime.torch_schedule, whose ranges are PP:2F0"
+        )
+    return (
+        "there are no ranges PP:2F0; torch's Schedule1F1B writes none: run the order with "
+        "hocket.runtime.torch_schedule or hocket.runtime.Pipeline under torch.profiler"
+    )
+
+
+def _operation_starts(events: Sequence[Event], threads: set[int | str]) -> dict:
+    """When operations began on the threads that write ranges, sorted; without messages."""
+    out: dict[int | str, list[float]] = {}
+    for e in events:
+        if e.cat == "cpu_op" and e.tid in threads and not e.name.startswith("c10d::"):
+            out.setdefault(e.tid, []).append(e.ts)
+    return {tid: sorted(starts) for tid, starts in out.items()}
+
+
+# --- the GPU ------------------------------------------------------------------------------------
+
+
+def _gpu_spans(events: Sequence[Event], host: list[Event]) -> dict[int, tuple[float, float]]:
+    """First start and last end on the GPU of each range, by its number in order of start.
+
+    From the profiler's own device ranges where it wrote them, else from the kernels: each has a
+    correlation number, that of the call that launched it; the call lies in the range in time.
+    """
+    ordered = sorted(host, key=lambda e: e.ts)
+    device = [e for e in events if e.ph == "X" and e.cat == "gpu_user_annotation"]
+    device = [e for e in device if e.name.startswith("PP:")]
+    if device:
+        return _by_occurrence(ordered, device)
+    kernels = [e for e in events if e.ph == "X" and e.cat == "kernel"]
+    if not kernels:
+        return {}
+    launched = {
+        number: e.ts
+        for e in events
+        if e.cat in ("cuda_runtime", "cuda_driver") and (number := _correlation(e)) is not None
+    }
+    return kernel_spans(
+        [(e.ts, e.ts + e.dur) for e in ordered],
+        [
+            (launched[number], e.ts, e.ts + e.dur)
+            for e in kernels
+            if not _MESSAGE_KERNEL.search(e.name)
+            and (number := _correlation(e)) is not None
+            and number in launched
+        ],
+    )
+
+
+def _correlation(event: Event) -> int | None:
+    raw = bytes(event.args)
+    if b"correlation" not in raw:
+        return None
+    return msgspec.json.decode(raw, type=_Correlated).correlation
+
+
+def kernel_spans(
+    ranges: Sequence[tuple[float, float]], kernels: Sequence[tuple[float, float, float]]
+) -> dict[int, tuple[float, float]]:
+    """The span of the kernels launched within each range (start, end; sorted, not nested).
+
+    kernels: (when launched, start, end) each. A kernel launched outside of all ranges is left out.
+    """
+    starts = [start for start, _ in ranges]
+    out: dict[int, tuple[float, float]] = {}
+    for launched, start, end in kernels:
+        i = bisect_left(starts, launched)
+        i = i if i < len(starts) and starts[i] == launched else i - 1
+        if i >= 0 and launched <= ranges[i][1]:
+            first, last = out.get(i, (start, end))
+            out[i] = min(first, start), max(last, end)
+    return out
+
+
+class Annotated(NamedTuple):
+    """What the GPU did for one range of the host on one stream: first start, last end; us."""
+
+    name: str
+    stream: int
+    start: float
+    end: float
+
+
+def annotated_kernels(data: bytes, pattern: str, source: str = "<trace>") -> list[Annotated]:
+    """The work on the GPU of the ranges whose name fits a pattern, by stream, in order of start.
+
+    For traces whose ranges lie on the host only, with names of their own: a kernel belongs to the
+    range, not nested in another that fits, in which it was launched on whatever thread.
+
+    Raises: TextError.
+    """
+    try:
+        events = msgspec.json.decode(data, type=_File).traceEvents
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise TextError(source, [(1, f"not a trace of torch.profiler: {error}")]) from None
+    fits = re.compile(pattern).fullmatch
+    ranges = sorted(
+        (e for e in events if e.cat == "user_annotation" and fits(e.name)), key=lambda e: e.ts
+    )
+    launched = {
+        number: e.ts
+        for e in events
+        if e.cat in ("cuda_runtime", "cuda_driver") and (number := _correlation(e)) is not None
+    }
+    by_stream: dict[int, list[tuple[float, float, float]]] = {}
+    for e in events:
+        if e.ph == "X" and e.cat == "kernel":
+            found = msgspec.json.decode(bytes(e.args), type=_Correlated)
+            if found.correlation in launched:
+                one = (launched[found.correlation], e.ts, e.ts + e.dur)
+                by_stream.setdefault(found.stream, []).append(one)
+    spans = [(e.ts, e.ts + e.dur) for e in ranges]
+    return sorted(
+        (
+            Annotated(ranges[i].name, stream, start, end)
+            for stream, kernels in by_stream.items()
+            for i, (start, end) in kernel_spans(spans, kernels).items()
+        ),
+        key=lambda x: (x.start, x.stream),
+    )
+
+
+def _by_occurrence(host: list[Event], device: list[Event]) -> dict[int, tuple[float, float]]:
+    """The k-th device range of a label belongs to its k-th range on the host."""
+    spans: dict[str, list[Event]] = {}
+    for e in sorted(device, key=lambda e: e.ts):
+        spans.setdefault(e.name, []).append(e)
+    seen: dict[str, Iterator[int]] = {}
+    out = {}
+    for i, e in enumerate(host):
+        number = next(seen.setdefault(e.name, count()))
+        if number < len(spans.get(e.name, ())):
+            found = spans[e.name][number]
+            out[i] = found.ts, found.ts + found.dur
+    return out
+
+
+# --- all ranks together ----------------------------------------------------------------------
+
+
+def recording(traces: Sequence[RankTrace], name: str = "imported") -> Recording:
+    """The steps of a run, from the traces of its ranks.
+
+    Raises: UsageError where they do not fit together.
+    """
+    ordered = _by_rank(traces)
+    steps = [_steps(trace) for trace in ordered]
+    n = min(map(len, steps))
+    notes = [f"{len(ordered)} ranks, {n} steps"]
+    if max(map(len, steps)) > n:
+        notes.append(f"not every rank has every step; the first {n} are taken")
+    uses_gpu = any(r.on_gpu for trace in ordered for r in trace.ranges)
+    if uses_gpu:
+        notes.append("times of computation are those of the GPU")
+    zero = min(r.start for trace in ordered for r in trace.ranges)
+    raw = [_step([s[k] for s in steps], name, zero) for k in range(n)]
+    shared = len({trace.host for trace in ordered}) == 1 and bool(ordered[0].host)
+    parts = [messages_of(*one) for one in raw if one[0].has_communication]
+    clocks = clocks_of(len(ordered), _joined(parts), shared=shared and not uses_gpu)
+    notes.append(_clock_note(clocks))
+    timelines = []
+    for schedule, start, end in raw:
+        rank = schedule.rank_of_queue[schedule.queue_of_slot[schedule.slot_of_action]]
+        start, end = start + clocks.offsets[rank], end + clocks.offsets[rank]
+        if not all(r.work is not None for trace in ordered for r in trace.ranges):
+            _wait_for_messages(schedule, start, end)
+        end = until_received(schedule, start, end)
+        if uses_gpu and schedule.has_communication:
+            schedule, start, end = _without_messages(schedule, start, end)
+        zero = start.min()
+        timelines.append(timeline_of(schedule, (start - zero) / 1e3, (end - zero) / 1e3))
+    return Recording(tuple(timelines), clocks, tuple(notes))
+
+
+def _wait_for_messages(schedule: Schedule, start: Array, end: Array) -> None:
+    """Where no operations were traced: work begins when its messages were sent, not before."""
+    at = {code: i for i, code in enumerate(schedule.codes.tolist())}
+    for code, i in at.items():
+        action = action_of(code)
+        if action.kind not in CONSUMERS:
+            continue
+        sender, shift = PARTNER[action.kind]
+        sent = at.get(encode(int(sender), action.stage + shift, action.mb))
+        end[i] = min(end[i], max(start[i], -np.inf if sent is None else start[sent]))
+        for kind in CONSUMERS[action.kind]:
+            user = at.get(encode(int(kind), action.stage, action.mb))
+            if user is not None:
+                start[user] = min(max(start[user], end[i]), end[user])
+
+
+def _clock_note(clocks: Clocks) -> str:
+    if not clocks.offsets.any():
+        return "the ranks read one clock"
+    parts = []
+    for rank, (offset, width) in enumerate(zip(clocks.offsets, clocks.uncertainty, strict=True)):
+        if rank:
+            sure = "not bounded" if width is None else f"within {width / 1e3:.1f} us"
+            parts.append(f"rank {rank} {offset / 1e3:+.1f} us ({sure})")
+    return f"clocks aligned by messages: {', '.join(parts)}"
+
+
+def _by_rank(traces: Sequence[RankTrace]) -> list[RankTrace]:
+    """The traces by rank; numbered anew from 0, since the ranks of a run may be those of many."""
+    if not traces:
+        raise UsageError("there are no traces; give one file a rank")
+    ranks = [trace.rank for trace in traces]
+    if None in ranks and len(traces) > 1:
+        bad = traces[ranks.index(None)].source
+        raise UsageError(f"{bad} does not say its rank; name the file like trace_rank0.json")
+    doubled = [t for t in traces if ranks.count(t.rank) > 1]
+    if doubled:
+        raise UsageError(f"{doubled[0].source} and {doubled[1].source} are both of rank "
+                         f"{doubled[0].rank}")  # fmt: skip
+    ordered = sorted(traces, key=lambda t: t.rank or 0)
+    owner: dict[Item, RankTrace] = {}
+    for trace in ordered:
+        for item in {leaf for r in trace.ranges for leaf in r.item.leaves if leaf.type == "F"}:
+            other = owner.setdefault(item, trace)
+            if other is not trace:
+                raise UsageError(
+                    f"{other.source} and {trace.source} both run {item}: they are of two replicas "
+                    "of the pipeline; give the traces of one"
+                )
+    _refuse_missing(ordered)
+    return ordered
+
+
+def _refuse_missing(traces: Sequence[RankTrace]) -> None:
+    """Where messages go to or come from a stage that no trace runs, that rank's file is missing."""
+    actions = [(trace, a) for trace in traces for r in trace.ranges for a in r.item.actions]
+    run = {a.stage for _, a in actions if a.kind not in PARTNER}
+    for trace, a in actions:
+        if a.kind in PARTNER and (other := a.stage + PARTNER[a.kind][1]) not in run:
+            raise UsageError(
+                f"{trace.source}: {a} is a message with stage {other}, which no trace here runs; "
+                "give the traces of all ranks of the pipeline"
+            )
+
+
+def _steps(trace: RankTrace) -> list[list[Range]]:
+    """The ranges step by step: the k-th of each label belongs to step k."""
+    seen: dict[tuple[Item, str], Iterator[int]] = {}
+    out: list[list[Range]] = []
+    for found in trace.ranges:
+        k = next(seen.setdefault((found.item, found.role), count()))
+        while len(out) <= k:
+            out.append([])
+        out[k].append(found)
+    whole = max(map(len, out), default=0)
+    return [step for step in out if len(step) == whole]
+
+
+def _step(ranks: Sequence[list[Range]], name: str, zero: int) -> tuple[Schedule, Array, Array]:
+    """The order that ran, and start and end of each action: ns after `zero` of the rank's clock."""
+    rows = [
+        [r.item.actions for r in step if r.item.actions and r.role in ("", "post")]
+        for step in ranks
+    ]
+    schedule = from_rows(name, rows)
+    times: dict[int, tuple[int, int]] = {}
+    for step in ranks:
+        times |= _times(step)
+    codes = schedule.codes.tolist()
+    missing = [str(action_of(c)) for c in codes if c not in times]
+    if missing:
+        raise UsageError(f"the traces do not say when {missing[0]} ended")
+    start, end = (np.array([times[c][i] - zero for c in codes], dtype=float) for i in (0, 1))
+    return schedule, start, end
+
+
+def _times(step: list[Range]) -> dict[int, tuple[int, int]]:
+    """When each action of a rank began and ended, by code.
+
+    A RECV ends when its value is there: where a wait of its own says so, else when its consumer
+    begins to work. Until then a consumer only waits.
+    """
+    waits = {_code(r.item): r.end for r in step if r.role == "wait"}
+    posts = {
+        _code(r.item): r.start
+        for r in step
+        if r.item.type in ("RECV_F", "RECV_B") and r.role in ("", "post")
+    }
+    out: dict[int, tuple[int, int]] = {}
+    for r in step:
+        if r.role or not r.item.actions or r.item.type in ("RECV_F", "RECV_B"):
+            continue
+        actions = r.item.actions
+        needed = [
+            encode(int(kind), a.stage, a.mb)
+            for a in actions
+            for kind, users in CONSUMERS.items()
+            if a.kind in users
+        ]
+        received = [c for c in needed if c in posts]
+        work = r.start
+        if received and not all(c in waits for c in received) and r.work is not None:
+            work = r.work
+        for c in received:
+            there = work if r.work is not None else r.end  # at the latest
+            out[c] = posts[c], max(posts[c], waits.get(c, there))
+        begin, stop = r.on_gpu if r.on_gpu is not None else (work, r.end)
+        for a in actions:
+            out[encode(int(a.kind), a.stage, a.mb)] = begin, stop
+    return out
+
+
+def _code(item: Item) -> int:
+    (action,) = item.actions
+    return encode(int(action.kind), action.stage, action.mb)
+
+
+def _joined(parts: Sequence[Messages]) -> Messages:
+    if not parts:
+        none = np.zeros(0)
+        return Messages(none.astype(int), none.astype(int), none, none)
+    return Messages(*map(np.concatenate, zip(*parts, strict=True)))
+
+
+def _without_messages(schedule: Schedule, start: Array, end: Array) -> tuple:
+    """The computation alone: on the GPU's time line messages are not told apart from waits."""
+    times = {c: (s, e) for c, s, e in zip(schedule.codes.tolist(), start, end, strict=True)}
+    bare = strip_communication(schedule)
+    codes = bare.codes.tolist()
+    return bare, np.array([times[c][0] for c in codes]), np.array([times[c][1] for c in codes])

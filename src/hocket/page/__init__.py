@@ -1,0 +1,1 @@
+"""The interactive page: its document, its data and the local server behind it."""

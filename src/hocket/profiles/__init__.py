@@ -1,1 +1,0 @@
-"""Measured costs of published systems, as files that `--costs NAME` finds. Imports nothing."""

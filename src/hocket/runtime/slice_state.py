@@ -1,0 +1,124 @@
+"""What a stage hands from one slice of a sequence to the next, and the gradients on their way back.
+
+A module with `carries = True` is called as `output, carried = module(x, carried=carried)`; None
+goes into the first slice. Which slice waits for which is not said here.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from hocket.errors import RunError
+from hocket.ir import Schedule
+from hocket.runtime.values import call, flatten, rebuild
+
+
+def carries(module: nn.Module) -> bool | None:
+    """Whether a module hands something from slice to slice; None where it does not say."""
+    said = getattr(module, "carries", None)
+    return None if said is None else bool(said)
+
+
+def whole(module: nn.Module, value: Any) -> Any:
+    """The output of a module for whole sequences."""
+    return call(module, value, carried=None)[0] if carries(module) else call(module, value)
+
+
+class Carry:
+    """What one stage carries, by microbatch, which here is a slice of a sequence.
+
+    `values` (what the forward before left for this one), `leaves` (its tensors that need a
+    gradient), `roots` (where this forward made what the next one gets) and `gradients` (those of
+    the roots). Each is taken once; after the backward of its first slice nothing is left of a
+    sequence.
+    """
+
+    def __init__(self, stage: int, m: int, slices: int) -> None:
+        self.stage, self.slices = stage, slices
+        self.values: list[Any] = [None] * m
+        self.leaves: list[Sequence[Tensor] | None] = [None] * m
+        self.roots: list[Sequence[GradientEdge] | None] = [None] * m
+        self.gradients: list[Sequence[Tensor | None] | None] = [None] * m
+
+    def forward(self, module: nn.Module, value: Any, mb: int) -> Any:
+        """The output of a slice; what it carries waits for the next slice."""
+        carried, self.values[mb] = self.values[mb], None
+        made = call(module, value, carried=None if carried is None else carried[0])
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise RunError(
+                f"stage {self.stage} has carries = True, so its forward must return the pair "
+                f"(output, carried), but it returned {_kind(made)}"
+            )
+        output, carried = made
+        part = mb % self.slices + 1
+        if part < self.slices:
+            if carried is None:
+                raise RunError(
+                    f"stage {self.stage} carried nothing on (None) from slice {part} of "
+                    f"{self.slices}, which tells the next slice that it is the first one; return "
+                    "(output, carried) with what the next slice needs, such as keys and values"
+                )
+            self._hand_on(carried, mb)
+        return output
+
+    def _hand_on(self, carried: Any, mb: int) -> None:
+        structure, tensors = flatten(carried, f"what stage {self.stage} carries")
+        if not torch.is_grad_enabled():
+            self.values[mb + 1] = (carried,)
+            return
+        self.roots[mb] = [get_gradient_edge(t) for t in tensors if t.requires_grad]
+        cut = [t.detach().requires_grad_(t.requires_grad) for t in tensors]
+        self.leaves[mb + 1] = [t for t in cut if t.requires_grad]
+        self.values[mb + 1] = (rebuild(structure, cut),)
+
+    def start(self, mb: int) -> tuple[Sequence[GradientEdge], Sequence[Tensor | None]]:
+        """More roots for the backward of a slice, and their gradients; none for the last slice."""
+        roots, gradients = self.roots[mb], self.gradients[mb]
+        self.roots[mb] = self.gradients[mb] = None
+        if roots is None:
+            return (), ()
+        assert gradients is not None, f"the slice after {self.stage}F{mb} had no backward"
+        return roots, gradients
+
+    def finish(self, mb: int) -> None:
+        """Gives the gradients of what this slice got to the slice before."""
+        leaves, self.leaves[mb] = self.leaves[mb], None
+        if leaves is not None:
+            self.gradients[mb - 1] = [leaf.grad for leaf in leaves]
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"a tensor {list(value.shape)}"
+    return f"{len(value)} values" if isinstance(value, tuple) else f"a {type(value).__name__}"
+
+
+def check_carries(schedule: Schedule, modules: Mapping[int, nn.Module]) -> None:
+    """Checks that modules and slices fit together.
+
+    Raises: RunError for a module that cannot be called as it says, or, where there are slices,
+    that does not say what it hands from one to the next.
+    """
+    for module in modules.values():
+        name = type(module).__name__  # and no stage: all ranks are to say the same
+        if carries(module) and not _takes_carried(module):
+            raise RunError(f"{name} has carries = True, but its forward takes no `carried`")
+        if carries(module) is None and schedule.placement.slices > 1:
+            raise RunError(
+                f"{schedule.name} cuts sequences into {schedule.placement.slices} slices, but "
+                f"{name} does not say what it hands from slice to slice; give it carries = True, "
+                "take `carried` and return (output, carried), or carries = False if no position "
+                "looks at another"
+            )
+
+
+def _takes_carried(module: nn.Module) -> bool:
+    parameters = inspect.signature(module.forward).parameters
+    any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return any_name or "carried" in parameters

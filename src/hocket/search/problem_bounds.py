@@ -1,0 +1,175 @@
+"""What no order of a problem can beat, with the argument: work, chains and memory."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import product
+
+import numpy as np
+
+from hocket.deps import BACKWARDS
+from hocket.ir import Array, Kind
+from hocket.search.bounds import Bound, shared_bound
+from hocket.search.problem import Problem
+
+
+def best_bound(problem: Problem, objective: str) -> Bound:
+    """The highest lower bound of the objective over all orders of a problem, in costs' units."""
+    found = max(_bounds(problem, objective), key=lambda pair: pair[0], default=(0.0, "no work"))
+    ticks = found[0] if not problem.ticks.exact else math.ceil(found[0] - 1e-6)
+    return Bound(problem.ticks.value(ticks), found[1])
+
+
+def is_crowded(problem: Problem) -> bool:
+    """True where the ranks share fewer cores than they are."""
+    return problem.costs.crowds(problem.placement.p)
+
+
+def crowded_bound(problem: Problem, objective: str) -> Bound:
+    """What the work of all ranks takes on the cores that they share; 0 where nothing does.
+
+    Ranks may be apart in time, so it is no bound of a span.
+    """
+    if not is_crowded(problem) or objective == "span" or problem.costs.cores is None:
+        return Bound(0, "no cores are shared")
+    return shared_bound(problem.ticks.value(problem.work.sum()), problem.costs.cores)
+
+
+def _bounds(problem: Problem, objective: str) -> Iterator[tuple[float, str]]:
+    ways = lags(problem)
+    if objective == "makespan":
+        chain = problem.head + problem.dur + problem.tail
+        yield float(chain.max()), "one microbatch alone takes that long there and back"
+        heads = problem.head
+        for queue in range(len(problem.queues) - 1):
+            yield from _queue_bounds(
+                problem, queue, heads, problem.tail, "from the start to the end"
+            )
+            yield from _memory_bounds(problem, queue, ways, ends=True)
+        return
+    for queue in range(len(problem.queues) - 1):
+        mine = np.flatnonzero(problem.queue_of == queue)
+        before = ways[mine].max(axis=0)
+        after = (ways[:, mine] + problem.dur[mine]).max(axis=1) - problem.dur
+        for other in range(len(problem.queues) - 1):
+            here = other == queue
+            heads = np.maximum(before, 0.0) if here else before
+            tails = np.maximum(after, 0.0) if here else after
+            name = problem.placement.queues[queue]
+            yield from _queue_bounds(problem, other, heads, tails, f"from {name} and back to it")
+        yield from _memory_bounds(problem, queue, ways, ends=False)
+
+
+def lags(problem: Problem) -> Array:
+    """The longest way from the start of each type to the start of another, -inf: none."""
+    n = problem.n_types
+    ways = np.full((n, n), -np.inf)
+    np.fill_diagonal(ways, 0.0)
+    for t in np.argsort(problem.head, kind="stable").tolist():
+        for e in range(int(problem.needs[t])):
+            u = int(problem.need[t, e])
+            ways[:, t] = np.maximum(ways[:, t], ways[:, u] + problem.dur[u] + problem.delay[t, e])
+    return ways
+
+
+def _queue_bounds(
+    problem: Problem, queue: int, heads: Array, tails: Array, where: str
+) -> Iterator[tuple[float, str]]:
+    """One queue: the shortest way to a set of its types, their work, the shortest way from them."""
+    mine = np.flatnonzero(problem.queue_of == queue)
+    mine = mine[np.isfinite(heads[mine]) & np.isfinite(tails[mine])]
+    work = problem.dur * problem.counts
+    name = problem.placement.queues[queue]
+    for head, tail in product(sorted(set(heads[mine])), sorted(set(tails[mine]))):
+        chosen = mine[(heads[mine] >= head) & (tails[mine] >= tail)]
+        if not len(chosen):
+            continue
+        kinds = "".join(sorted({Kind(k).name for k in problem.kind[chosen]}))
+        whole = len(chosen) == int((problem.queue_of == queue).sum())
+        what = "all its work" if whole else f"its {kinds}"
+        text = f"rank {name}: the shortest way to {what}, that work, and the way out, {where}"
+        yield float(heads[chosen].min() + work[chosen].sum() + tails[chosen].min()), text
+
+
+def _memory_bounds(
+    problem: Problem, queue: int, lags: Array, *, ends: bool
+) -> Iterator[tuple[float, str]]:
+    """What the memory limit of one queue costs; `ends`: with the way in and out."""
+    cap = float(problem.cap[queue])
+    mine = np.flatnonzero(problem.queue_of == queue)
+    if not math.isfinite(cap) or not len(mine):
+        return
+    outside = float(problem.head[mine].min() + problem.tail[mine].min()) if ends else 0.0
+    name = problem.placement.queues[queue]
+    area = sum(_area(problem, int(t), lags) for t in mine if problem.kind[t] == Kind.F)
+    if area and cap > 0:
+        text = f"rank {name}: memory x time that the microbatches hold, under the limit"
+        yield outside + area / cap, text
+    idle = _warm_up(problem, mine, lags, cap) + _drain(problem, mine, lags, cap)
+    work = float((problem.dur * problem.counts)[mine].sum())
+    text = f"rank {name}: its work, and the wait for the first and last gradient with memory full"
+    yield outside + work + idle, text
+
+
+def _back(problem: Problem, forward: int) -> tuple[int, int | None]:
+    """The backward of a forward, and its W if the backward is split."""
+    same = (problem.path == problem.path[forward]) & (problem.stage == problem.stage[forward])
+    back = np.flatnonzero(same & np.isin(problem.kind, BACKWARDS))[0]
+    later = np.flatnonzero(same & (problem.kind == Kind.W))
+    return int(back), int(later[0]) if len(later) else None
+
+
+def _area(problem: Problem, forward: int, lags: Array) -> float:
+    """The least memory x time of all microbatches of a stage."""
+    back, later = _back(problem, forward)
+    dur, take, free = problem.dur, problem.take, problem.free
+    area = take[forward] * (lags[forward, back] + dur[back]) + take[back] * dur[back]
+    if later is not None:
+        area += max(0.0, take[forward] + take[back] - free[back]) * dur[later]
+    return float(area * problem.counts[forward])
+
+
+def _warm_up(problem: Problem, mine: Array, lags: Array, cap: float) -> float:
+    """Idle time before a queue's first backward: only so many forwards fit."""
+    forwards = mine[problem.kind[mine] == Kind.F]
+    backs = mine[np.isin(problem.kind[mine], BACKWARDS)]
+    if not len(forwards) or (problem.take[forwards] <= 0).any():
+        return 0.0
+    wait = min(max(lags[f, b] for f in forwards) for b in backs)
+    rate = (problem.dur[forwards] / problem.take[forwards]).max()
+    if len(set(problem.take[forwards])) == len(set(problem.dur[forwards])) == 1:
+        fits = math.floor(cap / problem.take[forwards[0]] + 1e-9) * problem.dur[forwards[0]]
+    else:
+        fits = cap * rate
+    total = float((problem.dur * problem.counts)[forwards].sum())
+    return max(0.0, float(wait) - min(fits, total))
+
+
+def _drain(problem: Problem, mine: Array, lags: Array, cap: float) -> float:
+    """Idle time between a queue's last forward and its backward, for queues of one stage."""
+    forwards = mine[problem.kind[mine] == Kind.F]
+    if len(forwards) != 1 or problem.take[forwards[0]] <= 0:
+        return 0.0
+    f = int(forwards[0])
+    back, later = _back(problem, f)
+    fits = math.floor(cap / problem.take[f] + 1e-9)
+    if later is not None and problem.free[back] > 0:
+        # Each microbatch that has only a W left holds less: bound by memory, not by number.
+        held = problem.take[f] + problem.take[back] - problem.free[back]
+        room = cap - problem.take[f]
+        per = (problem.dur[back] + problem.dur[later]) / problem.take[f]
+        if held > 0:
+            per = max(per, problem.dur[later] / held)
+        else:
+            return 0.0
+        work = room * per
+    else:
+        others = problem.dur[back] + (problem.dur[later] if later is not None else 0.0)
+        work = (fits - 1) * others
+    if fits >= problem.counts[f]:
+        return 0.0  # the first backward may come after the last forward: the two waits overlap
+    return max(0.0, float(lags[f, back] - problem.dur[f]) - work)
+
+
+__all__ = ["Bound", "best_bound", "crowded_bound", "is_crowded", "lags"]

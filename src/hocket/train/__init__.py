@@ -1,0 +1,1 @@
+"""The training application behind `hocket run` and `hocket profile`."""

@@ -1,0 +1,388 @@
+"""A training run on one rank.
+
+The model from its reference, batches, optimiser, steps, timelines.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from importlib import import_module
+from statistics import fmean
+from time import perf_counter, process_time, thread_time
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from hocket.errors import UsageError
+from hocket.ir import kinds_of
+from hocket.measured import Link
+from hocket.runtime.pipeline import Pipeline
+from hocket.runtime.program import SENDS
+from hocket.runtime.slice_state import whole
+from hocket.timeline import Timeline
+from hocket.train.ab_compare import turns
+from hocket.train.link_probe import links
+from hocket.train.options import Settings
+from hocket.train.profile import Call, Probe, probe
+from hocket.train.report import flat
+
+KEPT = 10  # the timelines of this many last steps are gathered
+WARM = 2  # but, where there are more, not of these first ones
+LEFT_OUT = ("size", "stage", "n_stages", "step", "slices", "group")  # what the schedule says
+
+
+class Task(NamedTuple):
+    """What is trained. `build(stage)` makes a module, `batch(step)` gives inputs and targets.
+
+    Also a module that draws its weights without asking for the seed is the same on every rank.
+    """
+
+    build: Callable[[int], nn.Module]
+    loss: Callable[[Any, Any], Tensor]
+    batch: Callable[[int], tuple[Any, Any]]
+
+
+def task_from(settings: Settings, *, slices: int | None = None, group: Any = None) -> Task:
+    """The model of the settings with its options.
+
+    The module of `build` may hold `loss(output, targets)` and `batch(step, size)`; without them
+    it is the cross-entropy of the last dimension, and batches of text. slices: what `build` is
+    told if it asks; left out: what the schedule has. group: the group of a rank's replicas, which
+    `build` is told if it asks.
+
+    Raises: UsageError for a reference that does not exist, or an option that nothing takes.
+    """
+    build, module = _find(settings.model)
+    batch: Any = getattr(module, "batch", None) or import_module("hocket.demo.data").batch
+    loss = getattr(module, "loss", _cross_entropy)
+    options: dict[str, Any] = {"seed": settings.seed, **settings.model_options}
+    given = set(settings.model_options)
+    if settings.data is not None:
+        options["data"] = settings.data
+        given.add("data")
+    if isinstance(options.get("dtype"), str):
+        options["dtype"] = _dtype(options["dtype"])
+    unknown = sorted(given - _takes(build, options) - _takes(batch, options))
+    if unknown:
+        known = ", ".join(sorted(_names(build) | _names(batch))) or "none"
+        raise UsageError(f"{settings.model} has no option {unknown[0]!r}; its options: {known}")
+    n = settings.schedule.placement.n_stages
+    build_options = {k: options[k] for k in _takes(build, options)}
+    if "slices" in inspect.signature(build).parameters:
+        build_options["slices"] = slices or settings.schedule.placement.slices
+    if "group" in inspect.signature(build).parameters:
+        build_options["group"] = group
+    batch_options = {k: options[k] for k in _takes(batch, options)}
+
+    def seeded(stage: int) -> nn.Module:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(1_000_003 * settings.seed + stage)
+            return build(stage, n, **build_options)
+
+    return Task(
+        build=seeded,
+        loss=loss,
+        batch=lambda step: batch(step, settings.batch, **batch_options),
+    )
+
+
+def _find(reference: str) -> tuple[Callable[..., nn.Module], Any]:
+    """The build function that `pkg.mod:build` names, and its module."""
+    name, _, attribute = reference.partition(":")
+    attribute = attribute or "build"
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as `python -m` does
+    try:
+        module = import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and (name == error.name or name.startswith(f"{error.name}.")):
+            raise UsageError(f"--model {reference}: there is no module {error.name!r}") from None
+        raise
+    build = getattr(module, attribute, None)
+    if not callable(build):
+        raise UsageError(f"--model {reference}: {name} has no function {attribute!r}")
+    return build, module
+
+
+def _names(fn: Callable[..., Any]) -> set[str]:
+    """Options that a function names."""
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = inspect.signature(fn).parameters.values()
+    return {p.name for p in parameters if p.kind in kinds} - set(LEFT_OUT)
+
+
+def _takes(fn: Callable[..., Any], options: dict[str, Any]) -> set[str]:
+    """Which of these options a function takes; all of them where it has `**options`."""
+    parameters = inspect.signature(fn).parameters.values()
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+        return set(options)
+    return _names(fn) & set(options)
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise UsageError(f"dtype {name!r} is not one of torch's, such as float64")
+    return dtype
+
+
+def _cross_entropy(output: Tensor, targets: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output.flatten(0, -2), targets.flatten())
+
+
+def _groups(settings: Settings) -> tuple[Any, Any]:
+    """The groups of this rank's pipeline and of its replicas.
+
+    None for the default group, where that is the only pipeline's, and where there are no replicas.
+    """
+    if settings.replicas == 1:
+        alone = len(settings.orders) == 1
+        return None if alone else _new_group(range(settings.nproc), settings.timeout), None
+    p, world, rank = settings.schedule.p, settings.nproc, torch.distributed.get_rank()
+    made = [
+        _new_group(ranks, settings.timeout)
+        for ranks in (
+            *(range(first, first + p) for first in range(0, world, p)),
+            *(range(r, world, p) for r in range(p)),
+        )
+    ]
+    return made[rank // p], made[settings.replicas + rank % p]
+
+
+def _new_group(ranks: Iterable[int], timeout: float) -> Any:
+    return torch.distributed.new_group([*ranks], timeout=timedelta(seconds=timeout))
+
+
+class Adam:
+    """Adam, as in torch.optim. That one imports the compiler: several seconds in every rank.
+
+    Source: Kingma and Ba (arXiv 1412.6980), algorithm 1.
+    """
+
+    def __init__(self, parameters: Iterable[nn.Parameter], lr: float) -> None:
+        self.lr, self.steps = lr, 0
+        self.moments = [(p, torch.zeros_like(p), torch.zeros_like(p)) for p in parameters]
+
+    def step(self) -> None:
+        """Moves the parameters along their gradients, and drops the gradients."""
+        self.steps += 1
+        first, second = 1 - 0.9**self.steps, 1 - 0.999**self.steps
+        with torch.no_grad():
+            for p, mean, square in self.moments:
+                if p.grad is not None:
+                    mean.lerp_(p.grad, 1 - 0.9)
+                    square.lerp_(p.grad.square(), 1 - 0.999)
+                    scale = (square / second).sqrt_().add_(1e-8)
+                    p.addcdiv_(mean, scale, value=-self.lr / first)
+                    p.grad = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a run gave: the loss and the seconds of each step, the timelines of the last ones.
+
+    inside: the seconds of each step that this rank spent in `Pipeline.step`. aside: seconds of
+    processor time in each that other threads of this rank took meanwhile, those of messages.
+    """
+
+    losses: list[float]
+    seconds: list[float]
+    inside: list[float]
+    aside: list[float]
+    timelines: list[Timeline]
+
+
+class Trainer:
+    """The modules of this rank, their optimiser and the pipeline of a run.
+
+    A pipeline is on a process group of its own where the settings have several orders.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings, self.rank = settings, torch.distributed.get_rank()
+        group, self.replicas = _groups(settings)
+        self.task = task_from(settings, group=self.replicas)
+        device = torch.device(settings.device)
+        if device.type == "cuda":
+            device = torch.device("cuda", torch.cuda.current_device())
+        placement = settings.schedule.placement
+        self.replica, rank = divmod(self.rank, placement.p)
+        self.modules = {s: self.task.build(s).to(device) for s in placement.stages_of_rank[rank]}
+        self.pipeline = Pipeline(
+            settings.schedule,
+            self.modules,
+            self.task.loss,
+            group=group,
+            data_parallel=self.replicas,
+            device=device,
+            dispatch=settings.dispatch,
+            verify=settings.verify,
+            timeout=settings.timeout,
+            seed=settings.seed,
+        )
+        parameters = [p for module in self.modules.values() for p in module.parameters()]
+        self.optimizer = Adam(parameters, settings.lr)
+
+    def step(self, index: int) -> tuple[float, float, float]:
+        """The loss of one training step, and seconds: `inside` and `aside` of a `Run`.
+
+        Every replica takes a batch of its own. With several orders, all ranks begin together.
+        """
+        batch = self.task.batch(index * self.settings.replicas + self.replica)
+        if len(self.settings.orders) > 1:
+            self.pipeline._guarded(torch.distributed.barrier, "the barrier before the step")
+        started, others = perf_counter(), process_time() - thread_time()
+        loss = self.pipeline.step(*batch).to(self.pipeline.device)
+        inside, aside = perf_counter() - started, process_time() - thread_time() - others
+        if self.replicas is not None:
+            torch.distributed.all_reduce(loss, group=self.replicas)
+        self.optimizer.step()
+        return float(loss) / self.settings.replicas, inside, aside
+
+    def calls_seen(self) -> dict[int, list[Call]]:
+        """The arguments of a forward of each stage, from one step whose gradients are dropped.
+
+        With slices, those of a forward of each slice.
+        """
+        slices = self.settings.schedule.placement.slices
+        seen: dict[int, list[Any]] = {s: [None] * slices for s in self.modules}
+        part, hooks = dict.fromkeys(self.modules, 0), []
+        stages = self.pipeline._stages
+        for s, module in self.modules.items():
+
+            def noted(value: Any, mb: int, s: int = s, call: Any = stages[s]._call) -> Any:
+                part[s] = mb % slices
+                return call(value, mb)
+
+            def keep(_: Any, args: Any, kwargs: Any, s: int = s) -> None:
+                seen[s][part[s]] = (args, kwargs)
+
+            vars(stages[s])["_call"] = noted
+            hooks.append(module.register_forward_pre_hook(keep, with_kwargs=True))
+        self.pipeline.step(*self.task.batch(0))
+        for hook in hooks:
+            hook.remove()
+        for s, module in self.modules.items():
+            del vars(stages[s])["_call"]
+            module.zero_grad()
+        return seen
+
+    def probes(self, calls: Mapping[int, Sequence[Call]]) -> dict[int, Probe]:
+        """Every stage of the model by itself, called as in `calls_seen`; collective.
+
+        One rank after the other, so that none disturbs another; replicas may meet in a stage.
+        """
+        p, found = self.settings.schedule.p, {}
+        for turn in range(p):
+            if turn == self.rank % p:
+                found = {s: probe(module, calls[s]) for s, module in self.modules.items()}
+            torch.distributed.barrier()
+        return {s: one for part in self._gathered(found) for s, one in part.items()}
+
+    def links(self, largest: int) -> list[Link]:
+        """The links between the ranks of the first replica; collective.
+
+        largest: bytes of the largest message.
+        """
+        wire, placement = self.pipeline.wire, self.settings.schedule.placement
+        measured = self.pipeline._guarded(
+            lambda: links(wire, self.rank, placement, largest, torch.distributed.barrier),
+            "the measurement of the links",
+        )
+        return [link for part in self._gathered(measured) for link in part]
+
+    def _gathered(self, own: Any) -> list[Any]:
+        """What each rank has; collective."""
+        every: list[Any] = [None] * self.settings.nproc
+        torch.distributed.all_gather_object(every, own)
+        return every
+
+
+def warm(steps: int) -> int:
+    """How many first steps of a run are not counted."""
+    return min(WARM, steps - 1)
+
+
+def run(trainers: Sequence[Trainer], shown: Callable[..., None], kept: int = KEPT) -> list[Run]:
+    """All steps of each trainer, one step of each in turn; who begins changes with every step.
+
+    `shown(step, loss, seconds, ...)` is called after each: the loss of the first, seconds of all.
+    """
+    steps = trainers[0].settings.steps
+    first = max(warm(steps), steps - kept)
+    runs = [Run([], [], [], [], []) for _ in trainers]
+    for index in range(steps):
+        for i in turns(index, len(trainers)):
+            started = perf_counter()
+            loss, inside, aside = trainers[i].step(index)
+            runs[i].seconds.append(perf_counter() - started)
+            runs[i].losses.append(loss)
+            runs[i].inside.append(inside)
+            runs[i].aside.append(aside)
+            if index >= first:
+                runs[i].timelines.append(flat(trainers[i].pipeline.gather_timeline()))
+        shown(index, runs[0].losses[-1], *(one.seconds[-1] for one in runs))
+    return runs
+
+
+def counted(runs: Sequence[Run], device: torch.device) -> list[list[float]]:
+    """Seconds of each counted step of each run, `[run, step]`: of the rank it took longest on.
+
+    Each rank reads its own clock, from when all have met to its return from `Pipeline.step`, so
+    that ranks may be on several machines. Batches and optimiser do not count. Collective.
+    """
+    times = [one.inside[warm(len(one.inside)) :] for one in runs]
+    longest = torch.tensor(times, dtype=torch.float64, device=device)
+    torch.distributed.all_reduce(longest, torch.distributed.ReduceOp.MAX)
+    return longest.tolist()
+
+
+def copying(trainers: Sequence[Trainer], runs: Sequence[Run]) -> list[float]:
+    """Milliseconds of a core that each message took in threads of its own, `[run]`. Collective.
+
+    0 where other threads compute too, or there are no messages.
+    """
+    taken = torch.tensor(
+        [fmean(one.aside[warm(len(one.aside)) :]) for one in runs], dtype=torch.float64
+    ).to(trainers[0].pipeline.device)
+    torch.distributed.all_reduce(taken)
+    out = []
+    for trainer, seconds in zip(trainers, taken.tolist(), strict=True):
+        kinds = kinds_of(trainer.pipeline.lowered.codes)
+        n = int(sum((kinds == kind).sum() for kind in SENDS))
+        alone = trainer.pipeline.dispatch == "receive" and n
+        out.append(1e3 * seconds / (n * trainer.settings.replicas) if alone else 0.0)
+    return out
+
+
+def unpipelined(settings: Settings) -> list[float]:
+    """The losses of the same run in this process alone, microbatch by microbatch, no schedule.
+
+    Sequences are whole, also where the schedule cuts them into slices.
+    """
+    task, placement = task_from(settings, slices=1), settings.schedule.placement
+    stages = [task.build(s) for s in range(placement.n_stages)]
+    optimizer = Adam(nn.Sequential(*stages).parameters(), settings.lr)
+    m = placement.m // placement.slices
+    return [_plain_step(task, stages, optimizer, index, m) for index in range(settings.steps)]
+
+
+def _plain_step(
+    task: Task, stages: Sequence[nn.Module], optimizer: Adam, index: int, m: int
+) -> float:
+    inputs, targets = task.batch(index)
+    total = 0.0
+    for x, y in zip(torch.tensor_split(inputs, m), torch.tensor_split(targets, m), strict=True):
+        for stage in stages:
+            x = whole(stage, x)
+        loss = task.loss(x, y) * (len(y) / len(targets))
+        loss.backward()
+        total += float(loss.detach())
+    optimizer.step()
+    return total
