@@ -19,7 +19,7 @@ from hocket.costs import Bytes, Costs
 from hocket.ir import Placement, Queue, linear, mirrored, vshape
 from hocket.schedules import build
 from hocket.search.exact import solve
-from hocket.search.problem import SPLIT, WHOLE, Problem, problem
+from hocket.search.problem import FULL, SPLIT, Problem, problem
 from hocket.search.problem_bounds import best_bound
 from hocket.search.search import Arena, Search
 
@@ -51,7 +51,7 @@ def optima(data: Path) -> Iterator[Task]:
     for i, r in enumerate(json.loads((data / "optima.json").read_text())["records"]):
         paths = tuple(tuple(map(Queue, path)) for path in r["paths"])
         placement = Placement(paths, tuple(mb % len(paths) for mb in range(r["m"])))
-        kinds = SPLIT if r["split_backward"] else WHOLE
+        kinds = SPLIT if r["split_backward"] else FULL
         asked = problem(placement, costs_of(r["costs"]), kinds, in_flight=r["in_flight_cap"])
         name = f"{i} p={r['p']} m={r['m']} v={r['v']} cap={r['in_flight_cap']}"
         yield Task(name, asked, "makespan", r["optimal_makespan"], r["proven"], 20)
@@ -107,15 +107,15 @@ def seed(data: Path) -> Iterator[Task]:
     path = linear(4, 8)
     both = mirrored(4, [mb % 2 for mb in range(8)])
     for name, placement, kinds, limit, target in (
-        ("whole, 4 3 2 1", path, WHOLE, (4, 3, 2, 1), 2820),
-        ("whole", path, WHOLE, None, 2740),
+        ("whole, 4 3 2 1", path, FULL, (4, 3, 2, 1), 2820),
+        ("whole", path, FULL, None, 2740),
         ("split, 4", path, SPLIT, (4,) * 4, 2488),
         ("split", path, SPLIT, None, 2320),
-        ("mirrored, whole, 5", both, WHOLE, (5,) * 4, 2240),
+        ("mirrored, whole, 5", both, FULL, (5,) * 4, 2240),
     ):
         asked = problem(placement, lanes, kinds, in_flight=limit)
         yield Task(name, asked, "makespan", target, True, 20)
-    asked = problem(both, Costs(F=1, B=2, I=1, W=1), WHOLE)
+    asked = problem(both, Costs(F=1, B=2, I=1, W=1), FULL)
     yield Task("mirrored, F=1 B=2", asked, "makespan", 27, True, 20)
 
 

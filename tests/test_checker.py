@@ -34,11 +34,11 @@ def test_stages_and_microbatches_that_do_not_exist():
     ]
 
 
-def test_whole_backward_beside_its_parts():
+def test_a_full_backward_beside_its_parts():
     s = written("bad", ["0"], "0: 0F0 0B0 0I0 0W0")
-    assert _texts(s) == ["rank 0: 0B0 stands beside 0I0: give a whole backward, or I and W"]
+    assert _texts(s) == ["rank 0: 0B0 is beside 0I0: use a full backward, or I and W"]
     s = written("bad", ["0"], "0: 0F0 0B0 0W0")
-    assert _texts(s) == ["rank 0: 0B0 stands beside 0W0: give a whole backward, or I and W"]
+    assert _texts(s) == ["rank 0: 0B0 is beside 0W0: use a full backward, or I and W"]
 
 
 def test_w_without_its_i():

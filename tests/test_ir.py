@@ -95,7 +95,7 @@ def test_the_largest_action_has_a_code_of_its_own():
     assert str(s.slot(0)) == "1048575RECV_B2147483647"
 
 
-@pytest.mark.parametrize("code", [-1, 8, 9, 1 << 55, -(1 << 60)])
+@pytest.mark.parametrize("code", [-1, 8, 9, 1 << 57, -(1 << 60)])
 def test_a_code_of_no_action_is_refused(code):
     assert _refusal(Schedule.from_lines, "x", ONE, [lay(np.array([0, code]))]) == (
         f"the code {code} at position 1 is of no action; stages are 0 to 1048575, microbatches "

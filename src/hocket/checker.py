@@ -9,7 +9,7 @@ from typing import NoReturn
 import numpy as np
 
 from hocket import loops
-from hocket.deps import NEEDS, PARTNER
+from hocket.deps import FULL, IS_MESSAGE, IS_WORK, NEEDS, PARTNER, ROWS, SPLIT, WORK, Kind
 from hocket.errors import Problem, ScheduleError, UsageError
 from hocket.graph import (
     Graph,
@@ -21,7 +21,7 @@ from hocket.graph import (
     message_pairs,
     walk,
 )
-from hocket.ir import COMPUTE, Array, Kind, Schedule, action_of
+from hocket.ir import Array, Schedule, action_of
 from hocket.lower import insert_communication
 
 SHOWN = 20  # problems of one kind that are told one by one
@@ -97,7 +97,7 @@ def raise_fault(schedule: Schedule, *, blocking: bool) -> NoReturn:
 
 def _is_sound(schedule: Schedule) -> bool:
     """True when the order is complete and can run, as far as one pass over it tells."""
-    no_time = np.zeros((len(COMPUTE), schedule.placement.n_stages), dtype=np.int8)
+    no_time = np.zeros((len(Kind), schedule.placement.n_stages), dtype=np.int8)
     return is_complete(schedule) and walk(schedule, no_time, timed=False) is not None
 
 
@@ -170,7 +170,7 @@ def _misplaced(schedule: Schedule, index: Index) -> list[Problem]:
     own = schedule.queue_of_slot[schedule.slot_of_action]
     right = own.copy()
     right[known] = table[paths[index.mbs[known]], index.stages[known]]
-    comm = index.kinds >= Kind.SEND_F  # a message may leave from any queue of its rank
+    comm = IS_MESSAGE[index.kinds]  # a message may leave from any queue of its rank
     ranks = schedule.rank_of_queue
     wrong = np.flatnonzero(known & np.where(comm, ranks[own] != ranks[right], own != right))
     for a in wrong[:SHOWN].tolist():
@@ -189,7 +189,7 @@ def _mixed(schedule: Schedule, index: Index) -> list[Problem]:
     if not schedule.has_communication or schedule.is_single:
         return []
     where, slots = _Where(schedule), schedule.slots[:-1]
-    message = index.kinds >= Kind.SEND_F
+    message = IS_MESSAGE[index.kinds]
     both = np.logical_or.reduceat(message, slots) & np.logical_or.reduceat(~message, slots)
     mixed = np.flatnonzero(both)
     out = []
@@ -257,7 +257,8 @@ def _is_whole(schedule: Schedule) -> bool:
     The sets of kinds that a pair may not have are those that `_absences` finds a fault in.
     """
     placement, n = schedule.placement, len(schedule.codes)
-    seen = np.zeros(placement.n_stages * placement.m, dtype=np.uint8)
+    n_sets = 1 << len(Kind)
+    seen = np.zeros(placement.n_stages * placement.m, dtype=np.min_scalar_type(n_sets - 1))
     n_odd = loops.run(
         loops.tally, n,
         (
@@ -266,10 +267,10 @@ def _is_whole(schedule: Schedule) -> bool:
         ),
         (seen,),
     )  # fmt: skip
-    found = np.zeros(1 << len(Kind), dtype=bool)
+    found = np.zeros(n_sets, dtype=bool)
     loops.run(loops.census, n, (seen, placement.lengths, placement.n_stages), (found,))
     sets = np.flatnonzero(found)
-    there = {kind: sets >> kind & 1 > 0 for kind in COMPUTE}
+    there = {kind: sets >> kind & 1 > 0 for kind in WORK}
     return not n_odd and not any(absent.any() for absent, _ in _absences(schedule, there))
 
 
@@ -284,25 +285,36 @@ def _all_pairs(schedule: Schedule) -> tuple[Array, Array]:
 def _absences(
     schedule: Schedule, there: dict[Kind, Array]
 ) -> Iterator[tuple[Array, tuple[str, str]]]:
-    """(which pairs, (kind letter, what is wrong)) for each way to be incomplete."""
-    f, b, i, w = (there[k] for k in (Kind.F, Kind.B, Kind.I, Kind.W))
-    yield ~f, ("F", "is missing: stage {stage} never runs microbatch {mb}")
+    """(which pairs, (kind letter, what is wrong)) for each way to be incomplete.
+
+    A stage runs the kinds of `deps.FULL` or those of `deps.SPLIT` for each microbatch.
+    """
+    always = [kind for kind in FULL if kind in SPLIT]
+    (full,), parts = ([k for k in way if k not in always] for way in (FULL, SPLIT))
+    begun = np.logical_and.reduce([there[kind] for kind in always])
+    for kind in always:
+        yield ~there[kind], (kind.name, "is missing: stage {stage} never runs microbatch {mb}")
     if schedule.is_forward_only:
         return
-    yield (
-        f & ~b & ~i & ~w,
-        ("B", "is missing: stage {stage} has no backward for microbatch {mb}"),
-    )
-    yield b & i, ("B", "stands beside {stage}I{mb}: give a whole backward, or I and W")
-    yield b & w & ~i, ("B", "stands beside {stage}W{mb}: give a whole backward, or I and W")
-    yield (
-        i & ~w & ~b,
-        (
-            "W",
-            "is missing: the weight gradients of stage {stage} for microbatch {mb} would be lost",
-        ),
-    )
-    yield w & ~i & ~b, ("I", "is missing, but {stage}W{mb} needs it")
+    some = np.logical_or.reduce([there[kind] for kind in parts])
+    none = begun & ~there[full] & ~some
+    yield none, (full.name, "is missing: stage {stage} has no backward for microbatch {mb}")
+    halves = " and ".join(kind.name for kind in parts)
+    before = np.zeros_like(some)
+    for kind in parts:
+        text = f"is beside {{stage}}{kind.name}{{mb}}: use a full backward, or {halves}"
+        yield there[full] & there[kind] & ~before, (full.name, text)
+        before |= there[kind]
+    for kind in parts:
+        others = [k for k in parts if k != kind]
+        needing = next((k for k in others if any((kind, 0) in n.sources for n in NEEDS[k])), None)
+        text = (
+            f"is missing: the {ROWS[kind].name}s of stage {{stage}} for microbatch {{mb}} would be "
+            "lost"
+            if needing is None
+            else f"is missing, but {{stage}}{needing.name}{{mb}} needs it"
+        )
+        yield some & ~there[kind] & ~there[full], (kind.name, text)
 
 
 def _messages_complete(schedule: Schedule, index: Index) -> list[Problem]:
@@ -340,7 +352,7 @@ def _uncarried(schedule: Schedule, index: Index, where: _Where) -> list[Problem]
     """Results needed on another rank that no message carries, once some messages are written."""
     g = graph(schedule)
     kinds = index.kinds[g.source]
-    bare = np.flatnonzero(g.crosses & (kinds < Kind.SEND_F))
+    bare = np.flatnonzero(g.crosses & IS_WORK[kinds])
     out = []
     for e in bare[:SHOWN].tolist():
         a, source = int(g.target[e]), int(g.source[e])
@@ -479,7 +491,7 @@ def _rendezvous(schedule: Schedule, index: Index, g: Graph) -> Graph:
     for what stands before the other side.
     """
     slot = schedule.slot_of_action
-    is_comm = index.kinds >= Kind.SEND_F
+    is_comm = IS_MESSAGE[index.kinds]
     keep = ~(is_comm[g.source] & is_comm[g.target])
     sources, targets = [g.source[keep]], [g.target[keep]]
     sends, receives = message_pairs(index)

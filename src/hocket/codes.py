@@ -1,12 +1,12 @@
-"""An action as one integer: kind in 4 bits (of which 3 are used), stage in 20, microbatch in 31."""
+"""An action as one integer: kind in 6 bits, stage in 20, microbatch in 31."""
 
 from __future__ import annotations
 
 from typing import Any
 
-_STAGE_SHIFT, _MB_SHIFT, _END_SHIFT = 4, 24, 55
-_KIND_MASK, _STAGE_MASK = (1 << 4) - 1, (1 << 20) - 1
-UNUSED_BITS = 1 << 3 | -1 << _END_SHIFT  # no code has one of them
+_STAGE_SHIFT, _MB_SHIFT, _END_SHIFT = 6, 26, 57
+MAX_KIND, _STAGE_MASK = (1 << 6) - 1, (1 << 20) - 1
+UNUSED_BITS = -1 << _END_SHIFT  # no code has one of them
 MAX_STAGE = _STAGE_MASK
 MAX_MB = (1 << (_END_SHIFT - _MB_SHIFT)) - 1
 
@@ -22,7 +22,7 @@ def encode(kind: Any, stage: Any, mb: Any) -> Any:
 
 def kinds_of(codes: Any) -> Any:
     """The kind of each code."""
-    return codes & _KIND_MASK
+    return codes & MAX_KIND
 
 
 def stages_of(codes: Any) -> Any:

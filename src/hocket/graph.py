@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket import loops
-from hocket.deps import MESSAGE, NEEDS, PARTNER, Need
-from hocket.ir import COMPUTE, Array, Kind, Schedule, encode, kinds_of, mbs_of, stages_of
+from hocket.deps import IS_MESSAGE, IS_RECEIVE, NEEDS, PARTNER, SENDS, WORK, Need
+from hocket.ir import Array, Kind, Schedule, encode, kinds_of, mbs_of, stages_of
 
 _NONE = np.empty(0, dtype=np.int32)
 
@@ -135,16 +135,18 @@ class _Rows(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _rows(n_stages: int, m: int) -> _Rows:
-    needs = [[need for need in NEEDS[kind] if not need.step] for kind in COMPUTE]
+    # Messages never come here: they have the needs of some computation.
+    table = [NEEDS[kind if kind in WORK else WORK[0]] for kind in Kind]
+    needs = [[need for need in row if not need.step] for row in table]
     n_needs = max(map(len, needs))
     flat = [need for some in needs for need in some + some[-1:] * (n_needs - len(some))]
     rows: list[set[Kind]] = []
     for need in flat:
-        alike = {kind for kind, _ in need.sources if kind in COMPUTE}
+        alike = {kind for kind, _ in need.sources if kind in WORK}
         joined = [row for row in rows if row & alike]
         rows = [row for row in rows if not row & alike] + [alike.union(*joined)]
     size = (n_stages + 2) * m
-    row_of = [next((i * size + m for i, row in enumerate(rows) if k in row), -1) for k in COMPUTE]
+    row_of = [next((i * size + m for i, row in enumerate(rows) if k in row), -1) for k in Kind]
     kinds, offsets = zip(*(need.sources[-1] for need in flat), strict=True)
     place_of = [row_of[k] + offset * m for k, offset in zip(kinds, offsets, strict=True)]
     columns = (np.array(column, np.int64) for column in (offsets, place_of, row_of, kinds))
@@ -351,7 +353,7 @@ def _nodes(schedule: Schedule, index: Index, blocking: bool) -> _Nodes:
     """The nodes: slots; where messages stand in the order, each of them by itself."""
     if not schedule.has_communication:
         return _nodes_of_slots(schedule)
-    is_comm = index.kinds >= Kind.SEND_F
+    is_comm = IS_MESSAGE[index.kinds]
     alone = np.repeat(schedule.widths == 1, schedule.widths) | is_comm
     opens = alone.copy()
     opens[schedule.slots[:-1][schedule.widths > 0]] = True
@@ -359,7 +361,7 @@ def _nodes(schedule: Schedule, index: Index, blocking: bool) -> _Nodes:
     first = np.flatnonzero(opens)
     queue = schedule.queue_of_slot[schedule.slot_of_action[first]]
     kinds = index.kinds[first]
-    apart = ((kinds == Kind.RECV_F) | (kinds == Kind.RECV_B)) & (not blocking)
+    apart = IS_RECEIVE[kinds] & (not blocking)
     serial, own = np.flatnonzero(~apart), np.flatnonzero(apart)
     counts = np.bincount(queue[serial], minlength=len(schedule.queues))
     chains = np.concatenate([[0], np.cumsum(counts), len(serial) + 1 + np.arange(len(own))])
@@ -517,7 +519,7 @@ def runs(schedule: Schedule) -> bool:
 def message_pairs(index: Index) -> tuple[Array, Array]:
     """The positions of every SEND, in the order they stand, and of the RECV of each (`n`: none)."""
     sends, receives = [], []
-    for kind in sorted({send for send, _, _ in MESSAGE.values()}):
+    for kind in SENDS:
         at = np.flatnonzero(index.kinds == kind)
         other, offset = PARTNER[kind]
         sends.append(at)

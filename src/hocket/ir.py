@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from enum import IntEnum
 from functools import cached_property
 from operator import index
 from typing import Any, NamedTuple
@@ -13,31 +12,25 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hocket import loops
-from hocket.codes import MAX_MB, MAX_STAGE, UNUSED_BITS, encode, kinds_of, mbs_of, stages_of
+from hocket.codes import (
+    MAX_MB,
+    MAX_STAGE,
+    UNUSED_BITS,
+    encode,
+    kinds_of,
+    mbs_of,
+    stages_of,
+)
+from hocket.deps import FORWARDS, FULL, MESSAGES, SPLIT, Kind
 from hocket.errors import ScheduleError
 
 Array = np.ndarray
 
 
-class Kind(IntEnum):
-    """What an action does. The names are torch.distributed.pipelining's letters."""
-
-    F = 0  # forward
-    B = 1  # whole backward
-    I = 2  # input gradient  # noqa: E741 (the field's letter)
-    W = 3  # weight gradient
-    SEND_F = 4
-    RECV_F = 5
-    SEND_B = 6
-    RECV_B = 7
-
-    @property
-    def is_communication(self) -> bool:
-        """True for the four kinds that lowering inserts."""
-        return self >= Kind.SEND_F
-
-
-COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W)
+_SET = np.min_scalar_type((1 << len(Kind)) - 1)  # holds a set of kinds, a bit each
+# What a backward consists of when it is split, and what any backward consists of.
+_SPLIT_BACKWARD = frozenset(SPLIT) - frozenset(FULL)
+_ANY_BACKWARD = frozenset(SPLIT + FULL) - frozenset(FORWARDS)
 
 MAX_RANK = (1 << 20) - 1
 MAX_MICROBATCHES = 1 << 24  # every one takes memory in the placement, also without an action
@@ -533,12 +526,14 @@ class Schedule:
     def _check_arrays(self) -> None:
         """Three passes over the arrays, all of them in numpy."""
         n, bits = len(self.codes), self._bits
-        if bits & UNUSED_BITS:  # negative codes too
-            at = int(np.flatnonzero(self.codes & UNUSED_BITS)[0])
-            raise ScheduleError(
-                f"the code {self.codes[at]} at position {at} is of no action; stages are 0 to "
-                f"{MAX_STAGE}, microbatches 0 to {MAX_MB}"
-            )
+        if bits & UNUSED_BITS or kinds_of(bits) >= len(Kind):  # or some code only seems odd
+            odd = (self.codes & UNUSED_BITS != 0) | (kinds_of(self.codes) >= len(Kind))
+            if odd.any():
+                at = int(odd.argmax())
+                raise ScheduleError(
+                    f"the code {self.codes[at]} at position {at} is of no action; stages are 0 to "
+                    f"{MAX_STAGE}, microbatches 0 to {MAX_MB}"
+                )
         for name, offsets, last in (
             ("slots", self.slots, n), ("starts", self.starts, len(self.slots) - 1),
         ):  # fmt: skip
@@ -666,9 +661,9 @@ class Schedule:
 
     @cached_property
     def kinds(self) -> frozenset[Kind]:
-        """The kinds that stand in the order."""
+        """The kinds that the order contains."""
         low = kinds_of(self.codes.astype(np.uint8))  # a byte each: many passes cost little
-        bits = int(np.bitwise_or.reduce(np.uint8(1) << low)) if len(low) else 0
+        bits = int(np.bitwise_or.reduce(_SET.type(1) << low)) if len(low) else 0
         return frozenset(kind for kind in Kind if bits >> kind & 1)
 
     @cached_property
@@ -676,22 +671,26 @@ class Schedule:
         """The bits that some code has."""
         return int(np.bitwise_or.reduce(self.codes))
 
+    def _has(self, wanted: Iterable[Kind]) -> bool:
+        """True when some action is of one of these kinds."""
+        # No pass over the order where the bits that occur in it make none of these kinds.
+        possible = any(kind & ~self._bits == 0 for kind in wanted)
+        return possible and not self.kinds.isdisjoint(wanted)
+
     @property
     def has_communication(self) -> bool:
-        """True when SEND and RECV actions stand in the order."""
-        return self._bits & Kind.SEND_F > 0  # those kinds and no others have this bit
+        """True when the order contains SEND and RECV actions."""
+        return self._has(MESSAGES)
 
     @property
     def has_split_backward(self) -> bool:
         """True when some backward is an I and a W."""
-        return not self.kinds.isdisjoint((Kind.I, Kind.W))
+        return self._has(_SPLIT_BACKWARD)
 
     @property
     def is_forward_only(self) -> bool:
-        """True when no backward stands in the order (evaluation)."""
-        if not self.has_communication:
-            return kinds_of(self._bits) == Kind.F
-        return self.kinds.isdisjoint((Kind.B, Kind.I, Kind.W))
+        """True when the order contains no backward (evaluation)."""
+        return not self._has(_ANY_BACKWARD)
 
     def slot(self, index: int) -> Slot:
         """The actions of one slot."""
@@ -743,7 +742,7 @@ def _line(name: str, queue: Queue | int, slots: Iterable[Iterable[Action]]) -> L
         before = len(codes)
         try:
             for kind, stage, mb in slot:
-                if not (0 <= kind <= 7 and 0 <= stage <= MAX_STAGE and 0 <= mb <= MAX_MB):
+                if not (0 <= kind < len(Kind) and 0 <= stage <= MAX_STAGE and 0 <= mb <= MAX_MB):
                     raise ValueError
                 codes.append(encode(index(kind), index(stage), index(mb)))
         except (TypeError, ValueError):

@@ -11,9 +11,9 @@ import numpy as np
 
 from hocket import loops
 from hocket.costs import Bytes, Number, Ticks, per_stage
-from hocket.deps import SIDES, changes
+from hocket.deps import IS_RECEIVE, IS_WORK, SIDES, changes
 from hocket.graph import Graph
-from hocket.ir import Array, Kind, Queue, Schedule, Slot, kinds_of, stages_of
+from hocket.ir import Array, Queue, Schedule, Slot, kinds_of, stages_of
 
 CAUSES = ("dependency", "transfer", "end")
 PHASES = ("warm-up", "steady", "cool-down")
@@ -215,7 +215,7 @@ class Timeline:
         if not s.has_communication:
             return np.ones(s.n_slots, dtype=bool)
         work = np.zeros(s.n_slots, dtype=bool)
-        work[s.slot_of_action[self._kinds < Kind.SEND_F]] = True
+        work[s.slot_of_action[IS_WORK[self._kinds]]] = True
         return work
 
     @cached_property
@@ -448,7 +448,7 @@ class Timeline:
             return self._begin, self._finish
         nodes = self.graph.first_action
         slots = self.schedule.slot_of_action[nodes]
-        compute = self._kinds[nodes] < Kind.SEND_F
+        compute = IS_WORK[self._kinds[nodes]]
         start = np.where(compute, self.slot_start[slots], self.start[nodes]) - self.before[slots]
         end = np.where(compute, self.slot_end[slots], self.end[nodes]) + self.after[slots]
         return start, end
@@ -459,7 +459,7 @@ class Timeline:
         if not self.schedule.has_communication:
             return np.zeros(0, dtype=bool)
         kinds = self._kinds[self.graph.first_action]
-        return (kinds == Kind.RECV_F) | (kinds == Kind.RECV_B)
+        return IS_RECEIVE[kinds]
 
     def _slot_of_node(self, node: int) -> int:
         return int(self.schedule.slot_of_action[self.graph.first_action[node]])
@@ -517,7 +517,7 @@ class Timeline:
     def critical_path(self) -> list[Step]:
         """The chain of slots that makes the makespan, from its first to its last."""
         start, end = self._occupied
-        compute = self._kinds[self.graph.first_action] < Kind.SEND_F
+        compute = IS_WORK[self._kinds[self.graph.first_action]]
         node = int(np.argmax(np.where(compute, end, end.min())))
         steps: list[Step] = []
         while True:

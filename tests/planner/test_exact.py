@@ -15,7 +15,7 @@ from hocket import Bytes, Costs
 from hocket.ir import linear, mirrored, vshape
 from hocket.planner import Request, plan
 from hocket.search.exact import relaxed, solve
-from hocket.search.problem import SPLIT, WHOLE, problem
+from hocket.search.problem import FULL, SPLIT, problem
 from hocket.search.problem_bounds import best_bound
 from hocket.search.search import Arena, Found
 
@@ -33,7 +33,7 @@ def test_a_rank_alone_is_never_slower_than_an_order_of_all(
     shape, p, m, split, f, i, w, latency, cap, objective
 ):
     costs = Costs(F=f, I=i, W=w, latency=latency)
-    asked = problem(shape(p, m), costs, SPLIT if split else WHOLE, in_flight=[cap] * p)
+    asked = problem(shape(p, m), costs, SPLIT if split else FULL, in_flight=[cap] * p)
     arena = Arena(asked, objective)
     best = min(
         arena.anneal(x.order, moves=1000, hot=0.3, cold=0.03, goal=-1, seed=1).cost
@@ -117,7 +117,7 @@ def floats(seed):
         {}, {"in_flight": [rng.choice([1, 2, 2.5]) * n / 2] * 2},
         {"room": [x * rng.uniform(1, 3) for x in most]},
     ])  # fmt: skip
-    asked = problem(placement, costs, SPLIT if split else WHOLE, **limit)
+    asked = problem(placement, costs, SPLIT if split else FULL, **limit)
     return asked, rng.choice(["makespan", "span"])
 
 

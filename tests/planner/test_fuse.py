@@ -12,7 +12,7 @@ from hocket import Bytes, Costs, build, check, simulate
 from hocket.ir import Kind, Schedule, kinds_of, linear, looped, mirrored, vshape
 from hocket.planner import Request, plan
 from hocket.search.fuse import Fusing, Pairing, loops, race, saves
-from hocket.search.problem import SPLIT, WHOLE, problem
+from hocket.search.problem import FULL, SPLIT, problem
 from hocket.search.search import Arena
 
 quick = pytest.mark.skipif(not loops().compiled, reason="searches need numba to be fast")
@@ -47,7 +47,7 @@ def test_slots_of_two_run_keep_limits_and_are_never_worse_than_what_they_began_w
     placement = SHAPES[shape](p, m)
     p = placement.p
     limit = {"room": [3 * cap + 2.0] * p} if bytes_ else {"in_flight": [cap] * p}
-    asked = problem(placement, costs, SPLIT if split else WHOLE, **limit)
+    asked = problem(placement, costs, SPLIT if split else FULL, **limit)
     starts = [asked.schedule(x.order, "x") for x in Arena(asked, objective).starts()[:2]]
     found = fusing(asked, objective, rounds=1, starts=starts)
     if not starts:
@@ -122,7 +122,7 @@ def known_optimum(m, costs, cap):
 )
 def test_two_ranks_reach_the_best_of_all_orders(m, cap, costs, optimum):
     assert known_optimum(m, costs, cap) == pytest.approx(optimum)
-    asked = problem(linear(2, m), costs, WHOLE, in_flight=[cap] * 2)
+    asked = problem(linear(2, m), costs, FULL, in_flight=[cap] * 2)
     found = fusing(asked, rounds=3)
     assert float(asked.ticks.value(found.best.cost)) == pytest.approx(optimum)
     assert float(found.pairing.bound.value) <= optimum

@@ -14,7 +14,7 @@ from hocket.planner import Request, plan
 from hocket.planner.partition import stages_from
 from hocket.planner.report import as_json, as_text
 from hocket.planner.sensitivity import sensitivity
-from hocket.search.problem import SPLIT, WHOLE, problem
+from hocket.search.problem import FULL, SPLIT, problem
 from hocket.search.problem_bounds import best_bound
 from hocket.search.search import Arena, Search, kernels
 
@@ -160,7 +160,7 @@ def test_no_order_goes_below_the_bound_and_times_are_those_of_simulate(
     shape, p, m, split, f, i, w, latency, cap, objective
 ):
     costs = Costs(F=f, I=i, W=w, latency=latency)
-    a = problem(shape(p, m), costs, SPLIT if split else WHOLE, in_flight=[cap] * p)
+    a = problem(shape(p, m), costs, SPLIT if split else FULL, in_flight=[cap] * p)
     arena = Arena(a, objective)
     bound = best_bound(a, objective).value
     for found in arena.starts():

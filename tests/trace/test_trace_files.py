@@ -305,7 +305,7 @@ def test_pieces_of_a_large_trace_join_without_a_seam(monkeypatch):
     picture = draw({"it": timeline}, "it")
     whole = encoded(picture), b"".join(chrome.encode(picture))
     for rows in (1, 7, 64):
-        monkeypatch.setattr(perfetto, "ROWS", rows)
-        monkeypatch.setattr(chrome, "ROWS", rows)
+        monkeypatch.setattr(perfetto, "BATCH", rows)
+        monkeypatch.setattr(chrome, "BATCH", rows)
         assert (encoded(picture), b"".join(chrome.encode(picture))) == whole
     assert overlaps(picture.slices) == []

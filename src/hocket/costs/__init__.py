@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from hocket import loops
-from hocket.deps import MESSAGE, SIDES
+from hocket.deps import MESSAGE, OFFSET, ROWS, SIDES
 from hocket.errors import CostError, UsageError
 from hocket.files import read_text
 from hocket.graph import sources_by_stage
@@ -173,6 +173,10 @@ class Costs:
         n = max(fixed) if fixed else math.lcm(*(len(x) for x in (i, w) if isinstance(x, Cycle)))
         sums = [a + b for a, b in zip(_spread(i, n), _spread(w, n), strict=True)]
         return tuple(sums) if fixed else Cycle(sums)
+
+    def time(self, field: str) -> PerStage:
+        """The times of a kind whose row in `deps` names this field."""
+        return self.whole if field == "B" else getattr(self, field)
 
     def slows(self, schedule: Schedule) -> bool:
         """True where work may take longer while other queues are busy: see share and cores."""
@@ -355,10 +359,8 @@ class CostTable:
         self.costs, self.schedule = costs, schedule
         n = schedule.placement.n_stages
         times: dict[Kind, tuple[Number, ...]] = {
-            Kind.F: per_stage("F", costs.F, n),
-            Kind.B: per_stage("B", costs.whole, n),
-            Kind.I: per_stage("I", costs.I, n),
-            Kind.W: per_stage("W", costs.W, n),
+            kind: per_stage(row.cost, costs.time(row.cost), n) if row.cost else (0,) * n
+            for kind, row in ROWS.items()
         }
         receive, send = costs.lane if costs.lane is not None else (0, 0)
         rule, fused = fused_rule(costs.FB)
@@ -479,8 +481,7 @@ class CostTable:
     def ways(self, codes: Array) -> Array:
         """Time that the results of these actions take to the next rank, `[action]`."""
         kinds, stages = kinds_of(codes), stages_of(codes)
-        forward = (kinds == Kind.F) | (kinds == Kind.SEND_F)
-        boundary = np.where(forward, stages, stages - 1)
+        boundary = stages + np.minimum(OFFSET[kinds], 0)
         return self._latency + self._wires_ticks[boundary]
 
 

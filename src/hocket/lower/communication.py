@@ -7,12 +7,11 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket import loops
-from hocket.deps import MESSAGE
+from hocket.deps import IS_WORK, MESSAGE
 from hocket.errors import ScheduleError
 from hocket.graph import graph
 from hocket.ir import (
     Array,
-    Kind,
     Line,
     Schedule,
     action_of,
@@ -73,7 +72,7 @@ def _starts(lengths: Array) -> Array:
 
 def strip_communication(schedule: Schedule) -> Schedule:
     """The schedule without its SEND and RECV actions."""
-    return keep(schedule, kinds_of(schedule.codes) < Kind.SEND_F)
+    return keep(schedule, IS_WORK[kinds_of(schedule.codes)])
 
 
 def keep(schedule: Schedule, wanted: Array) -> Schedule:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.deps import CONSUMERS, SIZED_BY
+from hocket.deps import CONSUMERS, IS_MESSAGE, IS_WORK, SIZED_BY
 from hocket.ir import Kind, Line, Schedule, kinds_of, mbs_of, stages_of
 
 
@@ -61,7 +61,7 @@ def _placed(schedule: Schedule, slots: range, lead: int) -> list[int]:
             continue
         for a in parts:
             where[kinds[a], stages[a], mbs[a]] = len(others), len(computes)
-        if any(kinds[a] < Kind.SEND_F for a in parts):
+        if any(IS_WORK[kinds[a]] for a in parts):
             computes.append(len(others))
         others.append(i)
     before: dict[int, list[int]] = {}
@@ -107,7 +107,7 @@ def _place(
     passed = []  # slots that stand behind the RECV and in front of its user, nearest first
     for i in reversed(out):
         part = kinds[schedule.slots[i] : schedule.slots[i + 1]]
-        if i in users or (part >= Kind.SEND_F).any():
+        if i in users or IS_MESSAGE[part].any():
             stopped_by_user = i in users
             break
         passed.append(i)

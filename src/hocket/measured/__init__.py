@@ -14,10 +14,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from hocket.costs import Bytes, Costs, Ticks
-from hocket.deps import MESSAGE, NEEDS
+from hocket.deps import IS_MESSAGE, IS_WORK, MESSAGE, NEEDS, WORK
 from hocket.graph import Index, graph, message_pairs
 from hocket.ir import (
-    COMPUTE,
     Array,
     Kind,
     Schedule,
@@ -45,7 +44,7 @@ def timeline_of(
     g = graph(schedule)
     kinds = kinds_of(schedule.codes)
     delays = np.zeros(len(g.source))
-    message = g.crosses & (kinds[g.source] >= Kind.SEND_F)
+    message = g.crosses & (IS_MESSAGE[kinds[g.source]])
     delays[message] = end[g.target[message]] - end[g.source[message]]
     return Timeline(
         schedule=schedule, linked=(g, delays), start=start, end=end, around=around,
@@ -286,7 +285,7 @@ def readings(
         took = np.zeros(len(codes))
         for r, own in enumerate(_of_ranks(timeline.schedule)):
             took[own] = alone(r, start[own], end[own])
-        for kind in COMPUTE:
+        for kind in WORK:
             own = (kinds == kind) & single
             for stage, part in np.unique(np.stack([stages, parts])[:, own], axis=1).T.tolist():
                 chosen = own & (stages == stage) & (parts == part)
@@ -316,7 +315,7 @@ def _alone(s: Schedule, start: Array, end: Array, cores: int | None, copying: fl
     if cores is None:
         return lambda rank, begin, until: until - begin
     kinds = kinds_of(s.codes)
-    computes = kinds < Kind.SEND_F
+    computes = IS_WORK[kinds]
     sent = start[np.isin(kinds, [send for send, _, _ in MESSAGE.values()])]
     at = np.unique(np.concatenate([start[computes], end[computes], sent, sent + copying]))
 
@@ -372,7 +371,7 @@ def fused_of(schedule: Schedule, timelines: Sequence[Timeline], cores: int | Non
         alone = _alone(timeline.schedule, start, end, cores)
         for slot in np.flatnonzero(schedule.widths > 1).tolist():
             whole = schedule.codes[schedule.slots[slot] : schedule.slots[slot + 1]]
-            parts = [at[code] for code in whole[kinds_of(whole) < Kind.SEND_F].tolist()]
+            parts = [at[code] for code in whole[IS_WORK[kinds_of(whole)]].tolist()]
             if len(parts) < 2:
                 continue
             rank = int(schedule.rank_of_queue[schedule.queue_of_slot[slot]])
@@ -422,7 +421,7 @@ def _add_gaps(s: Schedule, start: Array, end: Array, gaps: _Gaps, alone: Alone) 
     """Sorts the gaps before the actions of a timeline."""
     at = {code: i for i, code in enumerate(s.codes.tolist())}
     queue = s.queue_of_slot[s.slot_of_action]
-    compute = np.flatnonzero(kinds_of(s.codes) < Kind.SEND_F)
+    compute = np.flatnonzero(IS_WORK[kinds_of(s.codes)])
     for q, (rank, _) in enumerate(s.queues):
         own = compute[queue[compute] == q]
         own = own[np.lexsort((own, start[own]))].tolist()

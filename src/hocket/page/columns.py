@@ -18,7 +18,7 @@ from hocket.timeline import Timeline
 LARGEST = 2**31 - 1
 FINEST = 2**30  # steps of the makespan where times are not small whole numbers
 
-SHADE = 16  # added to an action's kind where its shade is 1
+SHADE = 64  # above every kind; added to an action's kind where its shade is 1
 
 
 class Column(NamedTuple):

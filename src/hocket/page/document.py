@@ -14,12 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from hocket.costs import Bytes
+from hocket.deps import RECEIVES, ROWS, Kind
 from hocket.errors import UsageError
 from hocket.explanation import observe
-from hocket.ir import Kind
 from hocket.page.columns import columns, levels, pack, scale_of
 from hocket.render import tiles
-from hocket.render.figure import FILLS
 from hocket.tables import table
 from hocket.text import head
 from hocket.timeline import PHASES, Timeline
@@ -151,15 +150,15 @@ def _view(label: str, timeline: Timeline, factor: float) -> tuple[dict[str, Any]
 
 
 def _kind(kind: Kind) -> dict[str, Any]:
-    """A kind's letter, name, and (fill, ink) of both shades; messages have one colour."""
-    letter = kind.name if kind in tiles.NAMES else "M"
-    both = [FILLS[letter], FILLS.get(f"{letter} x", FILLS[letter])]
-    return {"letter": kind.name, "name": tiles.NAMES.get(kind, _said(kind)), "colours": both}
-
-
-def _said(kind: Kind) -> str:
-    verb, _, what = kind.name.partition("_")
-    return f"{verb.lower()} of {'an output' if what == 'F' else 'a gradient'}"
+    """What the page knows of a kind; `colours` are (fill, ink) of both shades."""
+    row = ROWS[kind]
+    return {
+        "letter": kind.name,
+        "name": row.name,
+        "message": not row.work,
+        "receive": kind in RECEIVES,
+        "colours": [(shade.fill, shade.ink) for shade in row.look.shades],
+    }
 
 
 def _trace(label: str, timeline: Timeline) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from hocket.planner.variants import (
     variants,
 )
 from hocket.search.fuse import Fusing, Pairing, race, saves
-from hocket.search.problem import SPLIT, WHOLE, problem
+from hocket.search.problem import FULL, SPLIT, problem
 from hocket.search.problem_bounds import Bound, best_bound, crowded_bound, is_crowded
 from hocket.search.search import Arena, Found, Search
 from hocket.simulator import simulate
@@ -448,7 +448,7 @@ class _Planning:
         if saves(costs) or (costs.lane is not None and not made.is_single):
             if made.placement.slices > 1:
                 return Bound(0, "no bound of slices with slots of two actions")
-            kinds = SPLIT if made.has_split_backward else WHOLE
+            kinds = SPLIT if made.has_split_backward else FULL
             asked = problem(made.placement, costs, kinds)
             return Pairing.of(asked, self.request.objective).bound
         from hocket.search.bounds import lower_bounds

@@ -15,7 +15,7 @@ from hocket.planner.partition import Room, cut_for, needs, stages_from
 from hocket.planner.recompute import Level, recomputed, with_receive_buffers
 from hocket.planner.request import SHAPES, Request, limits
 from hocket.schedules import Entry, build, entries
-from hocket.search.problem import SPLIT, WHOLE, Problem, problem
+from hocket.search.problem import FULL, SPLIT, Problem, problem
 
 NOT_ASKED = "its placement is not among those asked for"
 Paths = tuple[tuple[Queue, ...], ...]
@@ -144,7 +144,7 @@ def variants(request: Request, pricing: Pricing) -> Iterator[Variant]:
         made = SHAPES[shape]
         if not made.exists(p, v) or made.copies > request.copies or made.copies > request.m:
             continue
-        for kinds in (SPLIT, WHOLE):
+        for kinds in (SPLIT, FULL):
             if request.split is not None and request.split != (kinds == SPLIT):
                 continue
             try:

@@ -6,21 +6,18 @@ from collections.abc import Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from hocket.ir import Action, Kind
+from hocket.deps import ROWS, Kind
+from hocket.ir import Action
 from hocket.render.tiles import Part
 
 # Background and foreground (256 colours) by kind and shade; the shades of a kind differ in light.
 PAINTS: dict[tuple[Kind, int], str] = {
-    (Kind.F, 0): "48;5;25;38;5;231",
-    (Kind.F, 1): "48;5;111;38;5;16",
-    (Kind.B, 0): "48;5;28;38;5;231",
-    (Kind.B, 1): "48;5;114;38;5;16",
-    (Kind.I, 0): "48;5;30;38;5;231",
-    (Kind.I, 1): "48;5;80;38;5;16",
-    (Kind.W, 0): "48;5;172;38;5;16",
-    (Kind.W, 1): "48;5;222;38;5;16",
+    (kind, i): shade.ansi
+    for kind, row in ROWS.items()
+    if row.work
+    for i, shade in enumerate(row.look.shades)
 }
-MESSAGE_PAINT = "48;5;247;38;5;16"
+MESSAGE_PAINT = ROWS[Kind.SEND_F].look.shades[0].ansi
 IDLE_PAINT = "38;5;244"
 FUSED_PAINT = "48;5;28;38;5;25"  # for a half block: forward's colour beside backward's
 

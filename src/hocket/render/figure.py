@@ -8,17 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from hocket.deps import ROWS
+
 # Fill of the tile and of the number on it, by class: a kind, or M for messages; x is shade 1.
 FILLS = {
-    "F": ("#2f6fc4", "#fff"),
-    "F x": ("#a9caf4", "#0f2440"),
-    "B": ("#2a8249", "#fff"),
-    "B x": ("#9fd6ae", "#0e2d18"),
-    "I": ("#0f7f8a", "#fff"),
-    "I x": ("#97dde2", "#0a3236"),
-    "W": ("#e5a32e", "#2b1c00"),
-    "W x": ("#f8dfa8", "#3d2a05"),
-    "M": ("#9a9ea4", "#fff"),
+    f"{kind.name if row.work else 'M'}{' x' * i}": (shade.fill, shade.ink)
+    for kind, row in ROWS.items()
+    for i, shade in enumerate(row.look.shades[: 1 + row.work])
 }
 MARKS = {"on": "#2f6fc4", "off": "#8b949e", "front": "#2f6fc4"}  # of a chart
 LIGHT = {"ink": "#1f2328", "faint": "#59636e", "line": "#818b98", "lane": "#eceef1"}

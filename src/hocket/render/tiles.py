@@ -11,17 +11,12 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.costs import Number
+from hocket.deps import ROWS
 from hocket.ir import Action, Array, Kind, Queue, Schedule, action_of, kinds_of, mbs_of, stages_of
 from hocket.tables import format_time
 from hocket.timeline import Timeline
 
-NAMES = {
-    Kind.F: "forward",
-    Kind.B: "backward",
-    Kind.I: "input gradient",
-    Kind.W: "weight gradient",
-}
-
+NAMES = {kind: row.name for kind, row in ROWS.items() if row.work}
 
 NO_TIME = 1e-9  # a smaller part of the makespan than this is no time to draw
 

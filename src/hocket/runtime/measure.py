@@ -7,7 +7,8 @@ from pathlib import Path
 
 import numpy as np
 
-from hocket.ir import Array, Kind, Line, Schedule, kinds_of
+from hocket.deps import IS_WORK
+from hocket.ir import Array, Line, Schedule, kinds_of
 from hocket.measured import messages_of, no_time_travel, timeline_of, until_received
 from hocket.runtime.program import Role, programs
 from hocket.timeline import Timeline
@@ -48,7 +49,7 @@ def timeline(schedule: Schedule, spans: Sequence[Array], offsets: Sequence[float
 
 def _as_run(schedule: Schedule, start: Array) -> tuple[Schedule, Array] | None:
     """The schedule in the order in which it ran, if that is another: new order of the actions."""
-    compute = kinds_of(schedule.codes) < Kind.SEND_F
+    compute = IS_WORK[kinds_of(schedule.codes)]
     queue = schedule.queue_of_slot[schedule.slot_of_action]
     keys = np.where(compute, start, np.nan)
     steady = all(

@@ -12,12 +12,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.deps import MESSAGE, NEEDS
+from hocket.deps import MESSAGE, NEEDS, RECEIVES, SENDS
 from hocket.graph import Index, graph, longest_path
-from hocket.ir import Action, Kind, Schedule, action_of
+from hocket.ir import Action, Kind, Schedule, action_of, kinds_of
 
-RECEIVES = (Kind.RECV_F, Kind.RECV_B)
-SENDS = (Kind.SEND_F, Kind.SEND_B)
 WINDOW = 4  # messages of an evaluation on their way from one rank
 
 
@@ -204,7 +202,7 @@ def _sequence(schedule: Schedule, rank: int) -> list[int]:
 
 def _unfold(schedule: Schedule, slots: list[int]) -> list[int]:
     """The actions of the slots; each SEND behind a slot moves up to the part it belongs to."""
-    kinds = [Kind(k) for k in (schedule.codes & 15).tolist()]
+    kinds = [Kind(k) for k in kinds_of(schedule.codes).tolist()]
     bounds = schedule.slots.tolist()
     out: list[int] = []
     open_parts: list[int] = []  # parts of the last slot of computation, in running order

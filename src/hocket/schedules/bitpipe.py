@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hocket.deps import WHOLE
+from hocket.deps import FULL
 from hocket.ir import Placement, Schedule, vshape
 from hocket.schedules.chimera import joined
 from hocket.schedules.registry import Formula, register
@@ -46,4 +46,4 @@ def bitpipe(p: int, m: int) -> Schedule:
     """
     down = vshape(p, 1).paths[0]
     placement = Placement((down, down[p:] + down[:p]), tuple(mb % 2 for mb in range(m)))
-    return joined(all_actions("bitpipe", placement, WHOLE))
+    return joined(all_actions("bitpipe", placement, FULL))

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from hocket.costs import Costs
-from hocket.deps import WHOLE
+from hocket.deps import FULL
 from hocket.ir import Array, Kind, Schedule, kinds_of, lay, mbs_of, mirrored, stages_of
 from hocket.schedules.registry import Formula, register
 from hocket.search.policy import all_actions, list_schedule, ranked
@@ -138,7 +138,7 @@ def joined(work: Schedule, forwards: int = 1) -> Schedule:
 def _work(p: int, m: int, pipes: int, forwards: int) -> Schedule:
     """All forwards and backwards, the pipes taking `forwards` microbatches in turn."""
     path_of = [mb // forwards % pipes for mb in range(m)]
-    return all_actions("chimera", mirrored(p, path_of, pipes), WHOLE)
+    return all_actions("chimera", mirrored(p, path_of, pipes), FULL)
 
 
 def _preferences(work: Schedule) -> list[Array]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 from hocket.costs import Costs, Number
-from hocket.deps import SPLIT, WHOLE
+from hocket.deps import FULL, SPLIT
 from hocket.errors import UsageError
 from hocket.ir import Schedule
 from hocket.schedules.registry import Formula, register
@@ -180,7 +180,7 @@ def _found(
 ) -> Schedule:  # fmt: skip
     known = (zb_v(p, m),) if split and m >= 2 * p - 1 else ()
     question = Question(
-        name, p, m, 2, SPLIT if split else WHOLE, tuple(min(x, 2 * m) for x in limits), costs,
+        name, p, m, 2, SPLIT if split else FULL, tuple(min(x, 2 * m) for x in limits), costs,
         held=held, metric=metric, effort=effort, known=known,
         also=_ROUGH if costs == _EVEN else None,
         target=_target(p, m, limits, metric) if split and costs == _EVEN else 0,

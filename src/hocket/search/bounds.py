@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.costs import Costs, CostTable, Number, Ticks, fused_rule, quotient
-from hocket.deps import BACKWARDS
+from hocket.deps import BACKWARDS, WORK
 from hocket.graph import edges
-from hocket.ir import COMPUTE, Array, Kind, Placement, Schedule, kinds_of, lay, mbs_of, stages_of
+from hocket.ir import Array, Kind, Placement, Schedule, kinds_of, lay, mbs_of, stages_of
 from hocket.search.policy import all_actions
 
 
@@ -94,7 +94,7 @@ def _one_microbatch_a_path(
     path = np.array(schedule.placement.path_of)[mbs_of(schedule.codes)]
     runs = np.zeros((len(Kind), n, len(paths)), dtype=bool)
     runs[kinds, stages, path] = True
-    whole = all_actions(schedule.name, Placement(paths, tuple(range(len(paths)))), COMPUTE)
+    whole = all_actions(schedule.name, Placement(paths, tuple(range(len(paths)))), WORK)
     own = tuple(part(whole.codes) for part in (kinds_of, stages_of, mbs_of))
     lines = []
     for q in range(len(whole.queues)):

@@ -15,9 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hocket.costs import Costs, CostTable, fused_rule
-from hocket.deps import BACKWARDS
+from hocket.deps import BACKWARDS, WORK
 from hocket.ir import (
-    COMPUTE,
     Array,
     Kind,
     Line,
@@ -110,7 +109,7 @@ class Pairing:
     def of(cls, asked: Problem, objective: str) -> Pairing:
         """The same placement, costs and limits with slots of two."""
         room = [math.inf] * asked.placement.p if asked.limited_by == "bytes" else None
-        wide = problem(asked.placement, asked.costs, COMPUTE, room=room)
+        wide = problem(asked.placement, asked.costs, WORK, room=room)
         return cls(replace(wide, cap=asked.cap), asked.kinds == SPLIT, objective)
 
     @property
@@ -129,7 +128,7 @@ class Pairing:
     def _by_place(self) -> Array:
         """The type of each `[path, kind, stage]`."""
         a = self.asked
-        table = np.full((len(a.placement.paths), len(COMPUTE), a.placement.n_stages), -1)
+        table = np.full((len(a.placement.paths), len(WORK), a.placement.n_stages), -1)
         table[a.path, a.kind, a.stage] = np.arange(a.n_types)
         return table
 
@@ -148,7 +147,7 @@ class Pairing:
     def group(self) -> Array:
         """The type that a type is counted with: B with I, `[type]`."""
         own = np.arange(self.asked.n_types)
-        return np.where(self.asked.kind == Kind.B, self._same(Kind.I, COMPUTE), own)
+        return np.where(self.asked.kind == Kind.B, self._same(Kind.I, WORK), own)
 
     @cached_property
     def weight_of(self) -> Array:
@@ -239,7 +238,7 @@ class Pairing:
         """What the list scheduler gives under a rule; infinite cost where it stops."""
         a, out = self.asked, self._empty()
         ended = loops().dispatch(
-            self.top, *self._types, self.side, self.group, self._same(Kind.F, COMPUTE),
+            self.top, *self._types, self.side, self.group, self._same(Kind.F, WORK),
             self._same(Kind.B, (Kind.I,)), self.weight_of, a.counts, a.dur, self.pair,
             self.cell, self.needs, self._need, a.delay, a.take, a.free, a.cap, int(a.counts.sum()),
             np.maximum(1, np.round(rule.warm)), self._kept, rule.lean * self.unit, rule.patient,
@@ -251,8 +250,8 @@ class Pairing:
     def rules(self) -> list[Rule]:
         """Rules to begin with: shares of the slots of two in a round trip, and a few more."""
         a, zero = self.asked, np.zeros(self.asked.n_types)
-        first = self._same(Kind.I if self.split else Kind.B, COMPUTE)
-        forward = self._same(Kind.F, COMPUTE)
+        first = self._same(Kind.I if self.split else Kind.B, WORK)
+        forward = self._same(Kind.F, WORK)
         trip = a.head[first] + a.dur[first] - a.head[forward]
         slots = trip / np.maximum(self.pair[forward, first], 1e-12)
         return [

@@ -9,7 +9,7 @@ from functools import cached_property
 import numpy as np
 
 from hocket.costs import Bytes, Costs, CostTable, Number, Ticks, per_stage
-from hocket.deps import EFFECTS, SPLIT, WHOLE
+from hocket.deps import EFFECTS, FULL, SPLIT
 from hocket.graph import edges
 from hocket.ir import (
     Array,
@@ -243,4 +243,4 @@ def _memory(
     return take, free, cap
 
 
-__all__ = ["SPLIT", "WHOLE", "Problem", "Queue", "action_of", "problem", "sizes_of"]
+__all__ = ["FULL", "SPLIT", "Problem", "Queue", "action_of", "problem", "sizes_of"]

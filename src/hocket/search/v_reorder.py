@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.deps import ENDS, SPLIT, STARTS, WHOLE
+from hocket.deps import ENDS, FULL, SPLIT, STARTS
 from hocket.graph import edges
 from hocket.ir import Action, Array, Kind, Schedule, Slot, kinds_of, stages_of, vshape
 from hocket.search.policy import all_actions
@@ -136,7 +136,7 @@ def reordered(
 @lru_cache(maxsize=64)
 def _needs(p: int, split: bool) -> list[list[list[tuple[int, int]]]]:
     """The (rank, leg) that each leg of each rank waits for, `[rank][leg]`; all W are one leg."""
-    work = all_actions("one", vshape(p, 1), SPLIT if split else WHOLE)
+    work = all_actions("one", vshape(p, 1), SPLIT if split else FULL)
     kinds, back = kinds_of(work.codes), stages_of(work.codes) >= p
     legs = np.where(kinds == Kind.F, back, np.where(kinds == Kind.W, _W, 3 - back))
     rows = list(zip(work.queue_of_slot.tolist(), legs.tolist(), strict=True))

@@ -8,8 +8,9 @@ import numpy as np
 
 from hocket.checker import check, is_complete, raise_fault
 from hocket.costs import Costs, CostTable
+from hocket.deps import IS_RECEIVE
 from hocket.graph import Graph, Walk, graph, replay, walk
-from hocket.ir import Array, Kind, Schedule, kinds_of
+from hocket.ir import Array, Schedule, kinds_of
 from hocket.timeline import Timeline
 
 UNIT = Costs()
@@ -75,7 +76,7 @@ def _linked(table: CostTable, blocking: bool) -> tuple[Graph, Array]:
 def _wait_from_post(schedule: Schedule, g: Graph, start: Array, end: Array) -> None:
     """Lets a posted RECV begin where it is posted, so that its span is the wait."""
     kinds = kinds_of(schedule.codes)
-    for action in np.flatnonzero((kinds == Kind.RECV_F) | (kinds == Kind.RECV_B)).tolist():
+    for action in np.flatnonzero(IS_RECEIVE[kinds]).tolist():
         node = int(g.node_of_action[action])
         posts = [e for e in g.edges_of(node) if not g.crosses[e]]
         start[action] = max((end[g.source[e]] for e in posts), default=0)

@@ -14,9 +14,10 @@ import numpy as np
 from hocket import loops
 from hocket.checker import check, is_complete, raise_fault
 from hocket.costs import Costs, CostTable, Number
+from hocket.deps import IS_WORK
 from hocket.errors import CostError
 from hocket.graph import Graph, graph
-from hocket.ir import Array, Kind, Schedule, kinds_of
+from hocket.ir import Array, Schedule, kinds_of
 from hocket.simulator import UNIT, simulate
 
 SIDE_BY_SIDE = 32  # samples replayed at once: a few cache lines a node
@@ -197,7 +198,7 @@ def _last_nodes(g: Graph) -> tuple[Array, Array]:
     if len(g.chains) - 1 == len(s.queues):  # nothing is posted: messages block
         queues = np.flatnonzero(np.diff(g.chains))
         return g.chains[queues + 1] - 1, s.rank_of_queue[queues]
-    nodes = np.flatnonzero(kinds_of(s.codes[g.first_action]) < Kind.SEND_F)
+    nodes = np.flatnonzero(IS_WORK[kinds_of(s.codes[g.first_action])])
     queue = s.queue_of_slot[s.slot_of_action[g.first_action[nodes]]]
     last = np.full(len(s.queues), -1, dtype=np.int64)
     np.maximum.at(last, queue, nodes)

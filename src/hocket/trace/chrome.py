@@ -15,27 +15,28 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.ir import Array, Kind
+from hocket.deps import ROWS
+from hocket.ir import Array
 from hocket.trace.picture import Picture
 from hocket.trace.slices import Part, Verb
 
-ROWS = 1 << 14  # slices written at once: bounds the memory
+BATCH = 1 << 14  # slices written at once: bounds the memory
 SAMPLE = 2_000  # slices and counters that `size` looks at
 
 _FIRST_THREAD = 1_000  # above every process number
 
 # Viewers colour a slice by a hash of its name without digits: F and B would both be ochre.
-_NAMES = {Kind.F: "Fwd", Kind.B: "Bwd", Kind.I: "Igrad", Kind.W: "Wgrad"}
+_NAMES = {kind: row.look.trace for kind, row in ROWS.items() if row.work}
 
 
 def encode(picture: Picture) -> Iterator[bytes]:
     """The file, in pieces."""
     lines = _Lines(picture)
     yield lines.head.encode()
-    for first in range(0, len(picture.slices.track), ROWS):
-        yield lines.slices(np.arange(first, min(first + ROWS, len(picture.slices.track))))
-    for first in range(0, len(picture.counters.track), ROWS):
-        yield lines.levels(np.arange(first, min(first + ROWS, len(picture.counters.track))))
+    for first in range(0, len(picture.slices.track), BATCH):
+        yield lines.slices(np.arange(first, min(first + BATCH, len(picture.slices.track))))
+    for first in range(0, len(picture.counters.track), BATCH):
+        yield lines.levels(np.arange(first, min(first + BATCH, len(picture.counters.track))))
     yield b"\n]}\n"
 
 

@@ -16,7 +16,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket import loops
-from hocket.ir import Array, Kind
+from hocket.deps import ROWS, Kind
+from hocket.ir import Array
 from hocket.trace.picture import Picture, Track
 from hocket.trace.slices import Part, Verb
 
@@ -39,22 +40,14 @@ _AS_PLACED, _BYTES = 3, 3
 _STAGE, _MICROBATCH = 1, 2  # the interned names of the annotations
 _ALL_CLEARED, _NEEDS_INTERNED = 1, 2  # sequence flags of the first packet and the others
 
-ROWS = 1 << 14  # slices encoded at once: bounds the memory, and what it works on stays in cache
+BATCH = 1 << 14  # slices encoded at once: bounds the memory, and what it works on stays in cache
 
-# The colour of a slice is Perfetto's hash of a text of ours. These give F blue, B green, I teal,
-# W amber, a fused slot violet, a SEND red, a RECV pink and a wait pale pink.
+# The colour of a slice is Perfetto's hash of a text: blue for F, green for B, teal for I, amber
+# for W, violet for a fused slot, red for a SEND, pink for a RECV, pale pink for a wait.
 _FUSED_COLOUR = "F+B#2653"
-_SEND_COLOUR, _RECEIVE_COLOUR, _WAIT_COLOUR = "SEND#1300", "RECV#7459", "WAIT#561"
-_KIND_COLOURS = {
-    Kind.F: "F#4382",
-    Kind.B: "B#202",
-    Kind.I: "I#4476",
-    Kind.W: "W#3976",
-    Kind.SEND_F: _SEND_COLOUR,
-    Kind.SEND_B: _SEND_COLOUR,
-    Kind.RECV_F: _RECEIVE_COLOUR,
-    Kind.RECV_B: _RECEIVE_COLOUR,
-}
+_KIND_COLOURS = {kind: row.look.hue for kind, row in ROWS.items()}
+_SEND_COLOUR, _RECEIVE_COLOUR = _KIND_COLOURS[Kind.SEND_F], _KIND_COLOURS[Kind.RECV_F]
+_WAIT_COLOUR = "WAIT#561"
 _VERB_COLOURS = {
     Verb.SEND: _SEND_COLOUR,
     Verb.RECEIVE: _RECEIVE_COLOUR,
@@ -312,10 +305,10 @@ def _colour(label: tuple[Part, ...]) -> str:
 def _segments(picture: Picture, words: _Words) -> Iterator[_Segments]:
     """All events, some thousands at once."""
     flows = _Flows(picture)
-    for first in range(0, len(picture.slices.track), ROWS):
-        yield _slices(picture, words, flows, slice(first, first + ROWS))
-    for first in range(0, len(picture.counters.track), ROWS):
-        yield _levels(picture, words, slice(first, first + ROWS))
+    for first in range(0, len(picture.slices.track), BATCH):
+        yield _slices(picture, words, flows, slice(first, first + BATCH))
+    for first in range(0, len(picture.counters.track), BATCH):
+        yield _levels(picture, words, slice(first, first + BATCH))
 
 
 class _Flows:

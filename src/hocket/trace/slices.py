@@ -11,8 +11,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hocket.deps import IS_MESSAGE, IS_SEND, IS_WORK
 from hocket.errors import UsageError
-from hocket.ir import Array, Kind, kinds_of, mbs_of, stages_of
+from hocket.ir import Array, Kind, encode, kinds_of, mbs_of, stages_of
 from hocket.timeline import Timeline
 
 # Nanoseconds of each unit. Costs without a unit are shown as microseconds: 1 reads as "1 us".
@@ -139,7 +140,7 @@ class _Piece(NamedTuple):
 def _work(timeline: Timeline, kept: Array) -> _Piece:
     """One slice a slot whose parts share their times, else one a part."""
     s = timeline.schedule
-    actions = np.flatnonzero((kinds_of(s.codes) < Kind.SEND_F) & kept)
+    actions = np.flatnonzero(IS_WORK[kinds_of(s.codes)] & kept)
     slot, start, end = s.slot_of_action[actions], timeline.start[actions], timeline.end[actions]
     same_slot = slot[1:] == slot[:-1]
     apart = np.zeros(s.n_slots, dtype=bool)
@@ -156,10 +157,10 @@ def _messages(timeline: Timeline, kept: Array) -> _Piece:
     """One slice a SEND or RECV of the order, as long as it occupies its queue."""
     s = timeline.schedule
     kinds = kinds_of(s.codes)
-    actions = np.flatnonzero((kinds >= Kind.SEND_F) & kept)
+    actions = np.flatnonzero(IS_MESSAGE[kinds] & kept)
     slot = s.slot_of_action[actions]
     alone = ~timeline.computes[slot]
-    sends = (kinds[actions] == Kind.SEND_F) | (kinds[actions] == Kind.SEND_B)
+    sends = IS_SEND[kinds[actions]]
     return _Piece(
         Verb.RUN,
         np.where(sends, Line.SEND, Line.RECEIVE),
@@ -193,7 +194,7 @@ def _cut(messages: _Piece, target: Array, sent: Array) -> tuple[_Piece, _Piece]:
 def _lanes(timeline: Timeline, kept: Array) -> list[_Piece]:
     """What slots of work occupy their queues for beside the work: receiving, then sending."""
     s = timeline.schedule
-    work = (kinds_of(s.codes) < Kind.SEND_F) & kept
+    work = IS_WORK[kinds_of(s.codes)] & kept
     out = []
     for verb, line, time in (
         (Verb.RECEIVE, Line.RECEIVE, timeline.before),
@@ -215,7 +216,7 @@ def _gather(timeline: Timeline, pieces: list[_Piece]) -> Marks:
     widths = np.concatenate([x.widths for x in pieces])
     verbs = np.repeat([int(x.verb) for x in pieces], [len(x.actions) for x in pieces])
     codes = s.codes[actions]
-    label, labels = _intern(mbs_of(codes) << 8 | verbs << 4 | kinds_of(codes), widths)
+    label, labels = _intern(encode(kinds_of(codes), verbs, mbs_of(codes)), widths)
     place, places = _intern(stages_of(codes), widths)
     zero = origin(timeline)
     return Marks(
@@ -226,7 +227,8 @@ def _gather(timeline: Timeline, pieces: list[_Piece]) -> Marks:
         label=label,
         place=place,
         labels=[
-            tuple(Part(Verb(x >> 4 & 15), Kind(x & 15), x >> 8) for x in row) for row in labels
+            tuple(Part(Verb(stages_of(x)), Kind(kinds_of(x)), mbs_of(x)) for x in row)
+            for row in labels
         ],
         places=places,
     )

@@ -12,10 +12,11 @@ import msgspec
 import numpy as np
 
 from hocket.costs import Costs, Number, quotient
+from hocket.deps import WORK
 from hocket.errors import TextError
 from hocket.graph import graph
 from hocket.interop.placing import placement_of
-from hocket.ir import COMPUTE, Action, Kind, Queue, Schedule
+from hocket.ir import Action, Kind, Queue, Schedule
 from hocket.measured import timeline_of
 from hocket.text import as_name
 from hocket.timeline import Timeline
@@ -129,7 +130,7 @@ def own_blocks(events: Sequence[Event]) -> Iterator[Block]:
             around[queues[e.tid], _key(e), e.name.replace(f"{side} ", ""), side] = end - begin
     for e, begin, end in slices:
         kinds = e.cat.split("+")
-        if all(k in Kind.__members__ and Kind[k] in COMPUTE for k in kinds):
+        if all(k in Kind.__members__ and Kind[k] in WORK for k in kinds):
             queue, key = queues[e.tid], _key(e)
             actions = tuple(
                 Action(Kind[k], int(stage), int(mb))

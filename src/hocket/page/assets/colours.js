@@ -55,18 +55,18 @@ function legend(app) {
   const used = new Set(views.flatMap((view) => [...view.used]));
   const items = [];
   data.kinds.forEach(({ name }, kind) => {
-    if (kind < FIRST_MESSAGE && (used.has(kind) || used.has(kind + SHADE))) {
+    if (!data.kinds[kind].message && (used.has(kind) || used.has(kind + SHADE))) {
       items.push([colours.tiles[kind].fill, name]);
     }
   });
   const shaded = views.find((view) => view.shade);
   if (shaded) {
-    const first = [0, 1, 2, 3].find((kind) => used.has(kind + SHADE));
+    const first = data.kinds.findIndex((_, kind) => used.has(kind + SHADE));
     const meaning = shaded.shade.replace(/^is /, "");
     items.push([colours.tiles[first + SHADE].fill, `lighter: ${meaning}`]);
   }
   const hasMessages = (view) => view.columns.before || view.rows.some((row) => row.messages.length);
-  if (views.some(hasMessages)) items.push([colours.tiles[FIRST_MESSAGE].fill, "message"]);
+  if (views.some(hasMessages)) items.push([messagePaint(colours, data.kinds), "message"]);
   items.push(...legendOfIdle(app));
   if (state.show.path) items.push([colours.path, "critical path"]);
   if (state.selected) {

@@ -3,11 +3,12 @@
 // What an action needs comes with the data; no rule of pipelines is written here. Times are whole
 // steps from the first start; `view.per_step` turns them into the time that is shown.
 
-const FIRST_MESSAGE = 4; // kinds from here on are SEND and RECV
-const RECEIVES = new Set([5, 7]);
-const SHADE = 16;
+const SHADE = 64;
 
 const kindOf = (view, action) => view.columns.kind[action] % SHADE;
+const rowOf = (view, action) => view.kinds[kindOf(view, action)];
+const messagePaint = (colours, kinds) =>
+  colours.tiles[kinds.findIndex((kind) => kind.message)].fill;
 
 function asModel(view, kinds) {
   const { columns } = view;
@@ -52,8 +53,8 @@ function asRow(model, queue, q) {
   const { joined } = model.columns;
   const hasLane = (i) => model.begin[i] < model.start[i] || model.finish[i] > model.end[i];
   for (let i = model.first[q]; i < model.first[q + 1]; i++) {
-    const isMessage = kindOf(model, i) >= FIRST_MESSAGE;
-    const isFirst = !joined || !joined[i] || kindOf(model, i - 1) >= FIRST_MESSAGE;
+    const isMessage = rowOf(model, i).message;
+    const isFirst = !joined || !joined[i] || rowOf(model, i - 1).message;
     if (isMessage) messages.push(i);
     else if (isFirst) works.push(i);
     if (isMessage ? hasLane(i) : isFirst) busy.push(i);
@@ -98,14 +99,14 @@ function binding(model, first) {
       if (best === null || ready > best.ready) best = { source, ready };
     }
     const previous = from - 1; // a RECV that holds its queue until the message is there
-    if (model.blocking && previous >= 0 && RECEIVES.has(kindOf(model, previous)) &&
+    if (model.blocking && previous >= 0 && rowOf(model, previous).receive &&
         rowOf(model, previous) === rowOf(model, from) &&
         (best === null || model.finish[previous] > best.ready)) {
       best = { source: previous, ready: model.finish[previous] };
     }
     if (best === null) return found;
     found = best;
-    if (!RECEIVES.has(kindOf(model, best.source))) return found;
+    if (!rowOf(model, best.source).receive) return found;
     from = best.source;
     stop = from + 1;
   }

@@ -84,7 +84,7 @@ function paintMessages(app, surface, { view, row, y, height }) {
   const { scene, colours } = app;
   const paintOne = (a, b) => {
     const [x, width] = clipped(scene, view, a, b);
-    const paint = colours.tiles[FIRST_MESSAGE].fill;
+    const paint = messagePaint(colours, view.kinds);
     if (b > a && width > 0) surface.rect(x, y + height * 0.3, width, height * 0.4, paint);
   };
   for (const i of row.messages) paintOne(view.begin[i], view.finish[i]);
@@ -320,7 +320,7 @@ function paintArrowsTo({ scene, colours }, surface, item, action, rankOf, only) 
     const from = rankOf(source);
     if (from.row.rank === item.row.rank) continue;
     const x0 = xOf(scene, view, view.end[source]);
-    const arrives = RECEIVES.has(kindOf(view, action)) ? view.end : view.start;
+    const arrives = rowOf(view, action).receive ? view.end : view.start;
     const x1 = xOf(scene, view, arrives[action]);
     if (Math.max(x0, x1) < scene.left || Math.min(x0, x1) > scene.right) continue;
     const ink = only ? colours.ink : colours.faint;
