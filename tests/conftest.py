@@ -1,5 +1,7 @@
-"""Lets tests import `common` from here, and tells what `make test-core` leaves out."""
+"""Lets tests import `common` from here, marks the slow folders, limits each test's processor time."""
 
+import resource
+import signal
 import sys
 from pathlib import Path
 
@@ -9,9 +11,44 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 SECONDS = {"page", "planner", "interop"}  # folders whose tests look at browsers, searches, torch
+# Seconds of processor time, so that a busy machine fails no test; `timeout` in pyproject.toml is
+# a limit on real time, wide enough for any load, that ends what hangs.
+LIMIT = 120
 
 
 def pytest_collection_modifyitems(items):
     for item in items:
         if SECONDS & set(item.path.relative_to(HERE).parts[:1]):
             item.add_marker(pytest.mark.slow)
+
+
+def _children():
+    """Processor time of the child processes that have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def _within_limit(item):
+    """Runs one phase of a test; it fails above the limit, at once if its own process is busy."""
+    marker = item.get_closest_marker("processor_time")
+    limit = marker.args[0] if marker else LIMIT
+
+    def stop(*_):
+        pytest.fail(f"more than {limit} s of processor time")
+
+    before = _children()
+    handler = signal.signal(signal.SIGPROF, stop)
+    signal.setitimer(signal.ITIMER_PROF, limit)
+    try:
+        result = yield
+    finally:
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, handler)
+    used = _children() - before
+    if used > limit:
+        pytest.fail(f"child processes used {used:.0f} s of processor time, limit {limit} s")
+    return result
+
+
+pytest_runtest_setup = pytest.hookimpl(wrapper=True)(_within_limit)
+pytest_runtest_call = pytest.hookimpl(wrapper=True)(_within_limit)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hocket.timeline import Timeline
     from hocket.trace import write_trace
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _HOME = {
     "Action": "ir",

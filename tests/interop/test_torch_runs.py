@@ -17,7 +17,7 @@ from hocket.interop.traces.kineto import rank_trace, recording
 from hocket.lower import strip_communication
 from hocket.measured import readings
 
-pytestmark = [pytest.mark.runtime, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.runtime, pytest.mark.processor_time(300)]
 CASES = cases()
 EXACT = 1e-12
 

@@ -43,7 +43,7 @@ def losses_alone(one):
 SMALL = ("--float64", "--layers", "4", "--width", "16", "--seq", "16", "--batch", "9")
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.processor_time(400)
 @pytest.mark.parametrize(("p", "m"), [(2, 4), pytest.param(4, 8, marks=pytest.mark.slow)])
 def test_losses_of_50_steps_equal_those_of_one_process(p, m):
     words = (*SMALL, "--steps", "50", "--lr", "0.01")
