@@ -1,4 +1,4 @@
-"""Lets tests import `common` from here, marks the slow folders, limits each test's processor time."""
+"""Lets tests import `common`, marks the slow folders, limits the processor time of each test."""
 
 import resource
 import signal

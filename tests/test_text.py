@@ -115,9 +115,9 @@ def _small(*lines):
     ],
 )  # fmt: skip
 def test_a_number_that_memory_does_not_hold_is_a_fault_at_once(lines, faults):
-    start = time.monotonic()
+    start = time.process_time()
     assert _faults(_small(*lines)) == [f"a.sched:{fault}" for fault in faults]
-    assert time.monotonic() - start < 2
+    assert time.process_time() - start < 2
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ from hocket.text import loads
 
 WIDTH = 3
 SIZE = 4
-LIMIT = datetime.timedelta(seconds=20)
+LIMIT = datetime.timedelta(minutes=4)  # no load delays a message so long
+WORK = 0.012  # seconds of each F, I and W of a profiled stage
 _GROUPS: list[Any] = []
 
 
@@ -37,10 +38,11 @@ class Case(NamedTuple):
 
 
 class Profiled(NamedTuple):
-    """One profiled run. by: "torch" or "hocket"."""
+    """One profiled run. by: "torch" or "hocket"; work: seconds of each F, I and W."""
 
     sched: str
     by: str
+    work: float = WORK
 
 
 class Outcome(NamedTuple):
@@ -58,7 +60,7 @@ def order_of(case: Case) -> TorchOrder:
     return torch_order(loads(case.sched), form, receives=late, overlap=case.overlap)
 
 
-def on_four_ranks(jobs: dict[str, list[Any]], seconds: float = 100) -> dict[str, list[dict]]:
+def on_four_ranks(jobs: dict[str, list[Any]], seconds: float = 600) -> dict[str, list[dict]]:
     """What each function of this module returned on four ranks, called with (cases, folder)."""
     with tempfile.TemporaryDirectory(prefix="hocket-torch-") as folder:
         plain = {name: [tuple(case) for case in cases] for name, cases in jobs.items()}
@@ -280,8 +282,8 @@ def _run_deferred(case, group, path):
     return error, compared(safe, stages, n, m)[0], text
 
 
-def run_profiled(cases: list[tuple[str, str]], folder: str) -> dict[int, tuple]:
-    """(a `.sched` text, "torch" or "hocket") each: three steps of sleeping stages, profiled.
+def run_profiled(cases: list[tuple[str, str, float]], folder: str) -> dict[int, tuple]:
+    """Fields of a Profiled each: three steps of sleeping stages, profiled.
 
     Returns: the Chrome JSON of this rank, and the time of each step by its own clock, in us: of
     hocket's step what its timeline says, of torch's from the first rank's start to the last's end.
@@ -289,7 +291,7 @@ def run_profiled(cases: list[tuple[str, str]], folder: str) -> dict[int, tuple]:
     return _on_groups([Profiled(*case) for case in cases], folder, _run_profiled)
 
 
-STEPS, WORK = 3, 0.012
+STEPS = 3
 
 
 def _run_profiled(case, group, path):
@@ -304,13 +306,13 @@ def _run_profiled(case, group, path):
     from hocket.interop.torch.runtime import torch_schedule
     from hocket.runtime import Pipeline
 
-    text, by = case
+    text, by, work = case
     s = loads(text)
     n, held = s.placement.n_stages, s.placement.stages_of_rank[group.rank()]
     x, y = sleep.batch(0, s.m)
-    modules = {stage: sleep.build(stage, n, f=WORK, i=WORK, w=WORK) for stage in held}
+    modules = {stage: sleep.build(stage, n, f=work, i=work, w=work) for stage in held}
     if by == "hocket":
-        pipe = Pipeline(s, modules, sleep.loss, group=group, timeout=20.0)
+        pipe = Pipeline(s, modules, sleep.loss, group=group, timeout=LIMIT.total_seconds())
 
         def step():
             pipe.step(x, y)

@@ -36,7 +36,7 @@ os.dup2(high[0], 3)
 os.dup2(high[1], 4)
 os.execv(sys.argv[3], sys.argv[3:])
 """
-PATIENCE = 60.0  # seconds for any one answer: the machine may be loaded
+PATIENCE = 300.0  # seconds for any one answer: the machine may be loaded
 
 
 def binary() -> str | None:
@@ -142,7 +142,7 @@ class Browser:
             self.ask("Browser.close")
         except (RuntimeError, OSError):
             self._process.kill()
-        self._process.wait(timeout=20)
+        self._process.wait(timeout=PATIENCE)
         os.close(self._write)
         os.close(self._read)
         self._folder.cleanup()

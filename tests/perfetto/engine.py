@@ -86,7 +86,7 @@ class Engine:
         """Ends the process."""
         assert self._node.stdin is not None and self._node.stdout is not None
         self._node.stdin.close()
-        self._node.wait(timeout=10)
+        self._node.wait(timeout=300)
         self._node.stdout.close()
 
     def _request(self, method: int) -> Any:

@@ -100,10 +100,10 @@ def test_without_a_limit_nothing_is_recomputed_and_the_bound_is_one_of_all():
 
 def test_cuts_of_many_layers_for_many_actions_leave_the_time_limit_in_sight():
     layers = Costs(F=(0.2, *(1,) * 30, 2), I=1, W=1, latency=0.1)
-    began = time.monotonic()
+    began = time.process_time()
     found = plan(Request(p=8, m=64, layers=layers, time_limit=4, named=False))
     assert check(found.schedule).ok
-    assert time.monotonic() - began < 40  # about 5 on a free machine; it was 147
+    assert time.process_time() - began < 40  # about 5 on a free machine; it was 147
 
 
 def test_an_interrupt_while_cuts_are_tried_gives_the_best_so_far(monkeypatch):

@@ -18,12 +18,15 @@ from hocket.runtime import Pipeline
 torch.set_num_threads(1)
 
 WIDTH = 3
+# Seconds. No load of the machine delays a message by LONG: what ends much sooner did not wait for
+# it. SHORT is how long a rank that hangs may be silent, where a test waits for just that.
+LONG, SHORT = 240.0, 4.0
 
 
 class Group:
     """One rank's process group and the store that all ranks share."""
 
-    def __init__(self, store: Any, rank: int, size: int, timeout: float = 20.0) -> None:
+    def __init__(self, store: Any, rank: int, size: int, timeout: float = LONG) -> None:
         self.store, self.rank, self.size = store, rank, size
         prefixed = dist.PrefixStore("group", store)
         self.group = dist.ProcessGroupGloo(prefixed, rank, size, timedelta(seconds=timeout))
@@ -44,7 +47,7 @@ def on_ranks(p: int, fn: Callable[[int, Group], Any], raises: bool = True) -> li
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(2 * LONG)
         assert not thread.is_alive(), "a rank hangs"
     errors = [x for x in out if isinstance(x, BaseException)]
     if errors and raises:
@@ -167,7 +170,9 @@ def assert_like_whole(
 
     def rank(r: int, g: Group) -> Any:
         stages = held(schedule, r, modules)
-        pipe = Pipeline(schedule, stages, loss, group=g.group, store=g.store, timeout=10, **options)
+        pipe = Pipeline(
+            schedule, stages, loss, group=g.group, store=g.store, timeout=LONG, **options
+        )
         for _ in range(steps):
             got = step(pipe, r) if step else pipe.step(inputs, targets)
         return got, {s: gradients(module) for s, module in stages.items()}

@@ -6,10 +6,11 @@ import json
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
-from runtime_ranks import Block, batch, blocks, held, mean_square, on_ranks
+from runtime_ranks import LONG, SHORT, Block, batch, blocks, held, mean_square, on_ranks
 from torch import nn
 
 from hocket.errors import RunError
@@ -46,7 +47,9 @@ def test_all_ranks_name_the_rank_that_raised_and_its_action(call, backward, acti
 
     def rank(r, g):
         module = Fails(call, backward) if r == 1 else Block(r)
-        pipe = Pipeline(schedule, {r: module}, mean_square, group=g.group, store=g.store)
+        pipe = Pipeline(
+            schedule, {r: module}, mean_square, group=g.group, store=g.store, timeout=LONG
+        )
         with pytest.raises(RunError) as caught:
             pipe.step(*batch(8))
         with pytest.raises(RunError, match=r"^this pipeline has ended: rank 1 failed in"):
@@ -60,7 +63,7 @@ def test_all_ranks_name_the_rank_that_raised_and_its_action(call, backward, acti
         assert first == f"rank 1 failed in {action}: ValueError: bad row"
         if r != 1:
             assert rest[0].startswith(f"  rank {r} was in ")
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < LONG / 2  # at once, not when the messages time out
 
 
 def test_missing_inputs_of_one_rank_end_all() -> None:
@@ -105,36 +108,37 @@ def test_a_rank_with_the_wrong_stages_is_told_on_all_ranks() -> None:
 
 
 class Hangs(nn.Module):
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, release: threading.Event) -> None:
         super().__init__()
-        self.block, self.seconds = Block(0), seconds
+        self.block, self.release = Block(0), release
 
     def forward(self, x):
-        time.sleep(self.seconds)
+        self.release.wait(LONG)
         return self.block(x)
 
 
 def test_a_rank_that_hangs_is_named_with_who_waits_for_whom() -> None:
     schedule = build("1f1b", p=3, m=4)
+    release, told = threading.Event(), threading.Barrier(2, action=lambda: release.set())
 
     def rank(r, g):
-        module = Hangs(4.0) if r == 0 else Block(r)
+        module = Hangs(release) if r == 0 else Block(r)
         pipe = Pipeline(
-            schedule, {r: module}, mean_square, group=g.group, store=g.store, timeout=1.5
+            schedule, {r: module}, mean_square, group=g.group, store=g.store, timeout=SHORT
         )
-        start = time.monotonic()
         try:
             pipe.step(*batch(8))
         except RunError as error:
-            return error, time.monotonic() - start
+            if r:
+                told.wait(LONG)  # both have their error while rank 0 still hangs
+            return error
 
-    results = on_ranks(3, rank)
-    for error, seconds in results[1:]:
+    first, *others = on_ranks(3, rank, raises=False)
+    for error in others:
         assert error.rank == 0 and error.action == "0F0"
         assert "rank 0 does not answer in 0F0" in str(error)
         assert "rank 0 has been in 0F0 for" in str(error)
-        assert seconds < 4
-    assert results[0][0].rank == 0
+    assert first.rank == 0
 
 
 _KILLED = """
@@ -147,6 +151,7 @@ from hocket.runtime import Pipeline
 from hocket.schedules import build
 
 torch.set_num_threads(1)
+LONG = float(sys.argv[1])
 schedule = build("1f1b", p=3, m=4)
 
 
@@ -169,9 +174,11 @@ for victim in (0, 1):
         if pid == 0:
             dies = r == victim
             store = dist.FileStore(folder + "/store", 3)
-            group = dist.ProcessGroupGloo(store, r, 3, timedelta(seconds=20))
+            group = dist.ProcessGroupGloo(store, r, 3, timedelta(seconds=LONG))
             stages = {r: Stage(3, 3)}
-            pipe = Pipeline(schedule, stages, lambda o, t: o.sum(), group=group, store=store)
+            pipe = Pipeline(
+                schedule, stages, lambda o, t: o.sum(), group=group, store=store, timeout=LONG
+            )
             try:
                 pipe.step(torch.ones(8, 3), torch.ones(8))
             except RunError as error:
@@ -186,9 +193,9 @@ for victim in (0, 1):
 def test_a_killed_rank_is_named_by_all_others() -> None:
     start = time.monotonic()
     done = subprocess.run(
-        [sys.executable, "-c", _KILLED], capture_output=True, text=True, timeout=60, check=True
+        [sys.executable, "-c", _KILLED, str(LONG)], capture_output=True, text=True, check=True
     )
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < LONG / 2  # not when the messages time out
     lines = [json.loads(line) for line in done.stdout.splitlines()]
     assert len(lines) == 6
     for victim, r, rank, text in lines:

@@ -206,7 +206,7 @@ def go_first():
                 os.sched_setscheduler(int(thread), os.SCHED_RR, os.sched_param(1))
 
 
-def step_timelines(tell, names, steps):
+def step_timelines(tell, names, steps, nap):
     import torch
 
     from hocket.demo import sleep
@@ -214,7 +214,7 @@ def step_timelines(tell, names, steps):
 
     go_first()
     rank = torch.distributed.get_rank()
-    naps = dict.fromkeys("fiw", NAP / 1e3)
+    naps = dict.fromkeys("fiw", nap / 1e3)
     for name in names:
         schedule = hocket.build(name, p=4, m=8)
         held = schedule.placement.stages_of_rank[rank]
@@ -239,12 +239,12 @@ def names_that_fit():
             yield entry.name
 
 
-def off_by(name, timelines):
+def off_by(name, timelines, nap):
     """How far the least disturbed step is from the prediction."""
     found = readings(timelines, "ms", waited=True)
     between, latency = found.between.low, found.latency.low
     costs = Costs(
-        F=NAP, I=NAP, W=NAP, unit="ms", latency=max(0.0, latency - between), lane=(between, 0.0)
+        F=nap, I=nap, W=nap, unit="ms", latency=max(0.0, latency - between), lane=(between, 0.0)
     )
     predicted = hocket.simulate(one_by_one(hocket.build(name, p=4, m=8)), costs)
     best = min(float(t.makespan) / 1e3 for t in timelines)
@@ -254,14 +254,15 @@ def off_by(name, timelines):
 def test_sleeping_stages_take_the_predicted_time_within_6_percent_under_every_schedule():
     left = list(names_that_fit())
     assert len(left) >= 9
-    for steps in (2, 3, 4, 5):  # again where another process took the cores
+    # Again where another process took the cores: what it adds counts less for longer naps.
+    for steps, nap in ((2, NAP), (4, NAP), (4, 2 * NAP), (4, 4 * NAP), (4, 8 * NAP)):
         found = {}
         launch(
-            step_timelines, 4, (left, steps),
+            step_timelines, 4, (left, steps, nap),
             listen=lambda news, found=found: found.setdefault(*news),
         )  # fmt: skip
         assert set(found) == set(left)
-        off = {name: off_by(name, timelines) for name, timelines in found.items()}
+        off = {name: off_by(name, timelines, nap) for name, timelines in found.items()}
         left = [name for name, share in off.items() if abs(share) > 0.06]
         if not left:
             return
@@ -270,7 +271,7 @@ def test_sleeping_stages_take_the_predicted_time_within_6_percent_under_every_sc
 
 def test_a_measured_timeline_has_no_message_before_it_was_sent():
     found = []
-    launch(step_timelines, 4, (["dualpipev"], 2), listen=found.append)
+    launch(step_timelines, 4, (["dualpipev"], 2, NAP), listen=found.append)
     ((_, (timeline,)),) = found
     assert (timeline.delays >= 0).all()
     assert (timeline.end >= timeline.start).all()

@@ -181,10 +181,10 @@ def test_ctrl_c_ends_all_with_130_and_no_traceback(tmp_path):
     assert run.stdout.readline().startswith("step ")
     group = run.pid
     os.killpg(group, signal.SIGINT)  # what a terminal does
-    _, err = run.communicate(timeout=20)
+    _, err = run.communicate()
     assert run.returncode == 130
     assert err == "hocket: stopped; all ranks have ended\n"
-    until = time.monotonic() + 5
+    until = time.monotonic() + 240
     while in_group(group) and time.monotonic() < until:
         time.sleep(0.05)
     assert in_group(group) == []
@@ -218,7 +218,7 @@ def test_run_uses_the_processes_that_another_launcher_started():
         )
         for rank in range(2)
     ]  # fmt: skip
-    outputs = [rank.communicate(timeout=100)[0] for rank in ranks]
+    outputs = [rank.communicate()[0] for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0]
     found = json.loads(outputs[0])
     assert len(found["losses"]) == 3

@@ -1065,7 +1065,7 @@ def test_stages_in_threads_at_once():
     plain = [blocks(2) for _ in range(4)]
     halves = copy.deepcopy(plain)
     xs = [rand(2, 5, 8) for _ in plain]
-    start = threading.Barrier(len(plain), timeout=10)
+    start = threading.Barrier(len(plain), timeout=240)
 
     def work(stage, x):
         plan = split.prepare(stage)
