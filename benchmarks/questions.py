@@ -25,8 +25,9 @@ import numpy as np
 from hocket import Costs, Schedule, build, load_costs, simulate
 from hocket.costs import CostTable
 from hocket.graph import graph, longest_path, runs
-from hocket.ir import Kind, Line, alternate, cut, encode, join, lay, looped
+from hocket.ir import Kind, Line, encode, looped
 from hocket.lower.phases import ORDERS, pair
+from hocket.pattern import alternate, cut, join, lay
 from hocket.schedules.interleaved import chunk_major, group_sizes
 from hocket.simulator.contention import simulate_shared
 from hocket.tables import table

@@ -7,8 +7,9 @@ from common import DATA, order_of, written
 from hocket import Bytes, Costs, build, check, simulate
 from hocket.costs import load_costs
 from hocket.errors import ScheduleError, UsageError
-from hocket.ir import Kind, Line, Queue, Schedule, kinds_of, lay, linear, looped
+from hocket.ir import Kind, Line, Queue, Schedule, kinds_of, linear, looped
 from hocket.lower import insert_communication, strip_communication
+from hocket.pattern import lay
 from hocket.text import load
 
 B2 = Costs(F=1, B=2)
@@ -360,7 +361,7 @@ def test_a_cap_on_rank_0_below_its_neighbours_need_deadlocks_and_says_so():
 
 def _capped(caps, m):
     """1F1B with cap c on each rank: c forwards, then one backward and one forward in turn."""
-    from hocket.ir import alternate, cut, join, run
+    from hocket.pattern import alternate, cut, join, run
 
     lines = []
     for r, c in enumerate(caps):
@@ -378,7 +379,7 @@ def test_frozen_first_stages_cost_no_backward():
 
 
 def test_a_forward_only_order_is_complete_and_frees_at_once():
-    from hocket.ir import run
+    from hocket.pattern import run
 
     lines = [run(Kind.F, r, range(8)) for r in range(4)]
     s = Schedule.from_lines("evaluation", linear(4, 8), lines)

@@ -9,22 +9,8 @@ import pytest
 
 from hocket import build, dumps, loads
 from hocket.errors import ScheduleError
-from hocket.ir import (
-    Action,
-    Kind,
-    Line,
-    Placement,
-    Queue,
-    Schedule,
-    alternate,
-    cut,
-    fuse,
-    join,
-    keep,
-    lay,
-    linear,
-    run,
-)
+from hocket.ir import Action, Kind, Line, Placement, Queue, Schedule, linear
+from hocket.pattern import alternate, cut, fuse, join, keep, lay, run
 
 ONE = Placement(((Queue(0),),), (0,))
 
@@ -119,11 +105,11 @@ def test_slots_that_take_more_actions_than_there_are_are_refused():
 @pytest.mark.parametrize(
     ("codes", "slots", "starts", "sentence"),
     [
-        ([0], [0, 2], [0, 1], "slots must lead from 0 to 1, the end of what it cuts"),
-        ([0], [0, 0, 1], [0, 2], "slots must rise: a slot has at least one action"),
-        ([0], [0, 1], [0, 2], "starts must lead from 0 to 1, the end of what it cuts"),
+        ([0], [0, 2], [0, 1], "slots must start at 0 and end at 1"),
+        ([0], [0, 0, 1], [0, 2], "slots must be increasing: each slot has at least one action"),
+        ([0], [0, 1], [0, 2], "starts must start at 0 and end at 1"),
         ([0], [0, 1], [0, 0, 1],
-         "starts must rise, and have one entry a queue and one for the end"),
+         "starts must be non-decreasing, with len(queues) + 1 entries"),
         ([0.5], [0, 1], [0, 1], "codes is not a row of integers, but float64 (1,)"),
         ([[0]], [0, 1], [0, 1], "codes is not a row of integers, but int64 (1, 1)"),
     ],
@@ -255,7 +241,7 @@ def test_a_second_stream_of_a_known_rank_is_kept():
 def test_queues_out_of_order_would_not_be_read_back_and_are_refused():
     s = build("1f1b", p=2, m=1)
     assert _refusal(Schedule, "x", s.placement, s.queues[::-1], s.codes, s.slots, s.starts) == (
-        "the queues must stand by rank and stream, each of them once"
+        "queues must be unique and sorted by (rank, stream)"
     )
     assert _refusal(Schedule, "x", s.placement, s.queues[:1], s.codes, s.slots, s.starts) == (
         "queue 1 is on a path, but not among the queues"

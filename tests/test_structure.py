@@ -10,10 +10,10 @@ import hocket
 SRC = Path(hocket.__file__).parent
 # Each room may import those before it, never one after it. One name per floor: no knot is hidden.
 LAYERS = [
-    "errors", "files", "tables", "codes", "loops", "deps", "ir", "graph", "costs", "timeline",
-    "text", "lower", "checker", "simulator", "measured", "search", "schedules", "recognise",
-    "explanation", "render", "comparison", "trace", "page", "interop", "planner", "runtime",
-    "demo", "train", "cli", "__init__", "__main__",
+    "errors", "files", "tables", "codes", "loops", "deps", "ir", "pattern", "graph", "costs",
+    "timeline", "text", "lower", "checker", "simulator", "measured", "search", "schedules",
+    "recognise", "explanation", "render", "comparison", "trace", "page", "interop", "planner",
+    "runtime", "demo", "train", "cli", "__init__", "__main__",
 ]  # fmt: skip
 
 

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from hocket import loops
 from hocket.codes import (
     MAX_MB,
     MAX_STAGE,
@@ -281,12 +280,12 @@ def linear(p: int, m: int) -> Placement:
 
 
 def looped(p: int, m: int, v: int) -> Placement:
-    """v stages a rank, round robin: `0 1 2 3 0 1 2 3` (Megatron's interleaving)."""
+    """v stages per rank, round robin: `0 1 2 3 0 1 2 3` (Megatron's interleaving)."""
     return Placement((_path(list(range(p)) * v),), (0,) * m)
 
 
 def wave(p: int, m: int, v: int) -> Placement:
-    """v stages a rank, there and back: `0 1 2 3 3 2 1 0 0 1 2 3 ...` (Hanayo)."""
+    """v stages per rank, there and back: `0 1 2 3 3 2 1 0 0 1 2 3 ...` (Hanayo)."""
     down = list(range(p))
     return Placement(
         (_path(r for c in range(v) for r in (down[::-1] if c % 2 else down)),), (0,) * m
@@ -321,159 +320,24 @@ class Line(NamedTuple):
     widths: Array
 
 
-class Part(NamedTuple):
-    """An action of a slot that repeats: `codes[first + i] + add` in repeat i.
-
-    first, add: one number, or one a queue.
-    """
-
-    codes: Array
-    first: Any
-    add: Any
+_EMPTY = Line(np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64))
 
 
-class Block(NamedTuple):
-    """Some slots, repeated `times` times: one number, or one a queue."""
-
-    times: Any
-    slots: tuple[tuple[Part, ...], ...]
-
-
-@dataclass(frozen=True)
-class Pattern:
-    """What one queue runs, or each of several: blocks of slots one after the other.
-
-    All queues have the same blocks, with numbers of their own; nothing is written out before a
-    schedule is made of them.
-    """
-
-    blocks: tuple[Block, ...]
-
-    @property
-    def _parts(self) -> list[Part]:
-        return [part for block in self.blocks for slot in block.slots for part in slot]
-
-    @cached_property
-    def _numbers(self) -> Array:
-        """Times of the blocks, then where the parts begin, then what is added to them."""
-        parts = self._parts
-        rows = [*(b.times for b in self.blocks), *(x.first for x in parts), *(x.add for x in parts)]
-        n_queues = max((getattr(row, "size", 1) for row in rows), default=1)
-        table = np.empty((len(rows), n_queues), dtype=np.int64)
-        for i, row in enumerate(rows):
-            table[i] = row
-        return table
+class Lines(Protocol):
+    """The lines of several queues before they are written out, such as a `pattern.Pattern`."""
 
     @property
     def n_queues(self) -> int:
-        """How many queues it is for."""
-        return self._numbers.shape[1]
+        """How many queues the lines are for."""
+        ...
 
     def written(self) -> Line:
-        """The line of one queue."""
-        codes, slots, _ = self.laid()
-        return Line(codes, np.diff(slots))
+        """The line of the only queue."""
+        ...
 
     def laid(self) -> tuple[Array, Array, Array]:
         """Codes, slots and starts of all queues, as a Schedule has them."""
-        blocks, parts, table = self.blocks, self._parts, self._numbers
-        times, add = table[: len(blocks)], table[len(table) - len(parts) :]
-        pools = {id(x.codes): x.codes for x in parts}
-        base = dict(zip(pools, _offsets([len(x) for x in pools.values()]).tolist(), strict=False))
-        pool_of = np.array([base[id(x.codes)] for x in parts], dtype=np.int64)
-        first = table[len(blocks) : len(table) - len(parts)] + pool_of[:, None]
-        opens = [k == 0 for b in blocks for slot in b.slots for k in range(len(slot))]
-        width = np.array([sum(map(len, b.slots)) for b in blocks], dtype=np.int64)
-        height = np.array([len(b.slots) for b in blocks], dtype=np.int64)
-        starts, n = _offsets(height @ times), int((width @ times).sum())
-        codes = np.empty(n, dtype=np.int64)
-        slots = np.arange(n + 1) if n == starts[-1] else np.full(starts[-1] + 1, n)
-        loops.run(
-            loops.lay_down, n,
-            (
-                times.ravel(), _offsets(width), np.array(opens, dtype=np.int64), first.ravel(),
-                add.ravel(), np.concatenate([*pools.values(), codes[:0]]),
-            ),
-            (codes, slots if n > starts[-1] else slots[:0]),
-        )  # fmt: skip
-        return codes, slots, starts
-
-    def single(self) -> Block:
-        """The same as one block of one slot; written out if need be."""
-        if len(self.blocks) == 1 and len(self.blocks[0].slots) == 1:
-            return self.blocks[0]
-        codes, slots, starts = self.laid()
-        assert len(codes) == len(slots) - 1, "a slot of several actions among others"
-        return Block(np.diff(starts), ((Part(codes, starts[:-1], 0),),))
-
-
-def run(kind: Kind, stage: Any, mbs: Iterable[int] | Array) -> Pattern:
-    """One slot for each microbatch: `run(Kind.F, 2, range(3))` is `2F0 2F1 2F2`.
-
-    stage: one number, or one a queue.
-    """
-    if np.min(stage) < 0 or np.max(stage) > MAX_STAGE:
-        raise ScheduleError(f"there is no stage {shown(stage)}; stages are 0 to {MAX_STAGE}")
-    if isinstance(mbs, range):
-        mbs = np.arange(mbs.start, mbs.stop, mbs.step)
-    return lay(encode(int(kind), 0, np.asarray(mbs, dtype=np.int64)), stage)
-
-
-def lay(codes: Array, stage: Any = 0) -> Pattern:
-    """One slot for each code; `stage`, one number or one a queue, is added to their stages.
-
-    codes: `[slot]`, or `[queue, slot]`.
-    """
-    codes, first = np.asarray(codes, dtype=np.int64), 0
-    if codes.ndim > 1:
-        first = np.arange(len(codes)) * codes.shape[1]
-    return _one(codes.shape[-1], (Part(codes.ravel(), first, encode(0, stage, 0)),))
-
-
-def _one(times: Any, *slots: tuple[Part, ...]) -> Pattern:
-    return Pattern((Block(times, slots),))
-
-
-def cut(line: Pattern, start: Any, stop: Any = None) -> Pattern:
-    """Slots start to stop, one number or one a queue each, of a line whose slots are all single."""
-    n, (slot,) = line.single()
-    start = np.minimum(np.maximum(start, 0), n)
-    stop = n if stop is None else np.minimum(np.maximum(stop, start), n)
-    return _one(stop - start, tuple(x._replace(first=x.first + start) for x in slot))
-
-
-def join(*lines: Pattern) -> Pattern:
-    """The lines one after the other."""
-    return Pattern(tuple(block for line in lines for block in line.blocks))
-
-
-def alternate(*lines: Pattern) -> Pattern:
-    """First slot of each line, then the second of each, ...: `a0 b0 a1 b1`; equal lengths."""
-    blocks = [line.single() for line in lines]
-    return _one(_length(blocks), *(block.slots[0] for block in blocks))
-
-
-def fuse(*lines: Pattern) -> Pattern:
-    """The i-th slots of all lines made one slot: `a0+b0 a1+b1`; equal lengths."""
-    blocks = [line.single() for line in lines]
-    return _one(_length(blocks), tuple(part for block in blocks for part in block.slots[0]))
-
-
-def keep(line: Pattern, wanted: Callable[[Array], Array], *, add: int = 0) -> Pattern:
-    """The slots, all of them single, whose code is wanted, with `add` added to it."""
-    codes, _, starts = line.laid()
-    found = wanted(codes)
-    kept = _offsets(found)[starts]
-    return _one(np.diff(kept), (Part(codes[found], kept[:-1], add),))
-
-
-def _length(blocks: Sequence[Block]) -> Any:
-    """How often all of these repeat."""
-    n = blocks[0].times
-    if any(np.any(block.times != n) for block in blocks):
-        lengths = ", ".join(str(block.times) for block in blocks)
-        raise ScheduleError(f"lines of {lengths} slots; they must be equally long to go together")
-    return n
+        ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -521,7 +385,7 @@ class Schedule:
         if missing:
             raise ScheduleError(f"queue {missing[0]} is on a path, but not among the queues")
         if list(self.queues) != sorted(own):
-            raise ScheduleError("the queues must stand by rank and stream, each of them once")
+            raise ScheduleError("queues must be unique and sorted by (rank, stream)")
 
     def _check_arrays(self) -> None:
         """Three passes over the arrays, all of them in numpy."""
@@ -538,19 +402,19 @@ class Schedule:
             ("slots", self.slots, n), ("starts", self.starts, len(self.slots) - 1),
         ):  # fmt: skip
             if not len(offsets) or offsets[0] != 0 or offsets[-1] != last:
-                raise ScheduleError(f"{name} must lead from 0 to {last}, the end of what it cuts")
+                raise ScheduleError(f"{name} must start at 0 and end at {last}")
         if len(self.starts) != len(self.queues) + 1 or (self.starts[1:] < self.starts[:-1]).any():
-            raise ScheduleError("starts must rise, and have one entry a queue and one for the end")
+            raise ScheduleError("starts must be non-decreasing, with len(queues) + 1 entries")
         if (self.slots[1:] <= self.slots[:-1]).any():
-            raise ScheduleError("slots must rise: a slot has at least one action")
+            raise ScheduleError("slots must be increasing: each slot has at least one action")
 
     @classmethod
     def from_lines(
         cls, name: str, placement: Placement,
-        lines: Pattern | Sequence[Pattern | Line] | Mapping[Queue, Pattern | Line],
+        lines: Lines | Sequence[Lines | Line] | Mapping[Queue, Lines | Line],
     ) -> Schedule:  # fmt: skip
-        """A schedule from one line a queue, in `placement.queues` order or by queue, or from one
-        pattern of all of them.
+        """A schedule from one line per queue, in `placement.queues` order or by queue, or from
+        one pattern of all of them.
 
         Slots without actions are left out.
         """
@@ -558,13 +422,14 @@ class Schedule:
         if isinstance(lines, Mapping):
             by_queue = {_queue(q, "the queue of a line"): line for q, line in lines.items()}
             queues = tuple(sorted({*placement.queues, *by_queue}))
-            lines = [by_queue.get(q, join()) for q in queues]
-        n_lines = lines.n_queues if isinstance(lines, Pattern) else len(lines)
+            lines = [by_queue.get(q, _EMPTY) for q in queues]
+        is_listed = isinstance(lines, Sequence)
+        n_lines = len(lines) if is_listed else lines.n_queues
         if n_lines != len(queues):
             raise ScheduleError(
                 f"{name} has {len(queues)} queues, but the order has {n_lines} lines"
             )
-        arrays = lines.laid() if isinstance(lines, Pattern) else _joined(name, queues, lines)
+        arrays = _joined(name, queues, lines) if is_listed else lines.laid()
         return cls(name, placement, queues, *map(_frozen, arrays))
 
     @classmethod
@@ -712,7 +577,7 @@ class Schedule:
 
 
 def _joined(
-    name: str, queues: Sequence[Queue], lines: Iterable[Pattern | Line]
+    name: str, queues: Sequence[Queue], lines: Iterable[Lines | Line]
 ) -> tuple[Array, Array, Array]:
     """Codes, slots and starts of lines written out one by one."""
     written = [line if isinstance(line, Line) else line.written() for line in lines]
@@ -724,12 +589,13 @@ def _joined(
             )
     codes = np.concatenate([x.codes for x in written])
     widths = [x.widths if x.widths.all() else x.widths[x.widths > 0] for x in written]
-    starts = _offsets(np.array([len(w) for w in widths]))
+    starts = offsets(np.array([len(w) for w in widths]))
     single = len(codes) == starts[-1]
-    return codes, np.arange(len(codes) + 1) if single else _offsets(np.concatenate(widths)), starts
+    return codes, np.arange(len(codes) + 1) if single else offsets(np.concatenate(widths)), starts
 
 
-def _offsets(widths: Array | Sequence[int]) -> Array:
+def offsets(widths: Array | Sequence[int]) -> Array:
+    """Where each of some stretches starts, and where the last one ends, `[stretch + 1]`."""
     offsets = np.zeros(len(widths) + 1, dtype=np.int64)
     np.cumsum(widths, out=offsets[1:])
     return offsets

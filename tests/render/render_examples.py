@@ -4,19 +4,8 @@ import re
 
 from hypothesis import strategies as st
 
-from hocket.ir import (
-    Action,
-    Kind,
-    Placement,
-    Queue,
-    Schedule,
-    alternate,
-    join,
-    linear,
-    looped,
-    mirrored,
-    run,
-)
+from hocket.ir import Action, Kind, Placement, Queue, Schedule, linear, looped, mirrored
+from hocket.pattern import alternate, join, run
 
 _ACTION = re.compile(r"(\d+)([A-Z_]+?)(\d+)")
 

@@ -18,8 +18,9 @@ from render_examples import (
 )
 
 from hocket.costs import Costs, Ticks
-from hocket.ir import Kind, linear, run
+from hocket.ir import Kind, linear
 from hocket.ir import Schedule as ScheduleType
+from hocket.pattern import run
 from hocket.render.grid import grid
 from hocket.simulator import simulate
 

@@ -8,8 +8,9 @@ import numpy as np
 
 from common import written
 from hocket.costs import Bytes, Costs
-from hocket.ir import Kind, Line, Schedule, action_of, join, linear, run
+from hocket.ir import Kind, Line, Schedule, action_of, linear
 from hocket.lower import insert_communication
+from hocket.pattern import join, run
 from hocket.simulator import simulate
 from hocket.timeline import Timeline
 

@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.errors import ScheduleError, UsageError
-from hocket.ir import Action, Kind, Pattern, Placement, Queue, Schedule, Slot, encode, lay
+from hocket.ir import Action, Kind, Placement, Queue, Schedule, Slot, encode
+from hocket.pattern import Pattern, lay
 
 PHASES = ("attn", "disp", "mlp", "comb")
 """The phases of a layer in the order of its forward; the second and the fourth are messages."""

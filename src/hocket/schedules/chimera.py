@@ -9,7 +9,8 @@ import numpy as np
 
 from hocket.costs import Costs
 from hocket.deps import FULL
-from hocket.ir import Array, Kind, Schedule, kinds_of, lay, mbs_of, mirrored, stages_of
+from hocket.ir import Array, Kind, Schedule, kinds_of, mbs_of, mirrored, stages_of
+from hocket.pattern import lay
 from hocket.schedules.registry import Formula, register
 from hocket.search.policy import all_actions, list_schedule, ranked
 from hocket.simulator import simulate

@@ -6,21 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hocket.ir import (
-    Array,
-    Kind,
-    Pattern,
-    Schedule,
-    alternate,
-    cut,
-    fuse,
-    join,
-    keep,
-    kinds_of,
-    mirrored,
-    run,
-    vshape,
-)
+from hocket.ir import Array, Kind, Schedule, kinds_of, mirrored, vshape
+from hocket.pattern import Pattern, alternate, cut, fuse, join, keep, run
 from hocket.schedules.registry import Formula, register
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.ir import Kind, Schedule, encode, lay, mirrored
+from hocket.ir import Kind, Schedule, encode, mirrored
+from hocket.pattern import lay
 from hocket.schedules.registry import Formula, register
 
 

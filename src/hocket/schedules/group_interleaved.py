@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.ir import Array, Kind, Pattern, Schedule, encode, lay, looped
+from hocket.ir import Array, Kind, Schedule, encode, looped
+from hocket.pattern import Pattern, lay
 from hocket.schedules.registry import register
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from hocket.graph import runs
-from hocket.ir import Array, Kind, Pattern, Schedule, encode, fuse, join, lay, looped
+from hocket.ir import Array, Kind, Schedule, encode, looped
+from hocket.pattern import Pattern, fuse, join, lay
 from hocket.schedules.one_f_one_b import in_turn
 from hocket.schedules.registry import Formula, register
 from hocket.schedules.zero_bubble import delayed

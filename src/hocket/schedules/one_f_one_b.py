@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from hocket.ir import Array, Kind, Pattern, Schedule, alternate, cut, fuse, join, linear, run
+from hocket.ir import Array, Kind, Schedule, linear
+from hocket.pattern import Pattern, alternate, cut, fuse, join, run
 from hocket.schedules.registry import Formula, register
 
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from hocket.ir import Kind, Schedule, encode, lay, looped
+from hocket.ir import Kind, Schedule, encode, looped
+from hocket.pattern import lay
 from hocket.schedules.interleaved import chunk_major
 from hocket.schedules.one_f_one_b import in_turn, last_first
 from hocket.schedules.registry import Formula, register

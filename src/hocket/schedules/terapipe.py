@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from hocket.ir import Kind, Schedule, join, linear, run
+from hocket.ir import Kind, Schedule, linear
+from hocket.pattern import join, run
 from hocket.schedules.registry import Formula, register
 
 

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from hocket.ir import (
-    Array,
-    Kind,
-    Pattern,
-    Schedule,
-    alternate,
-    cut,
-    join,
-    keep,
-    linear,
-    mbs_of,
-    run,
-    vshape,
-)
+from hocket.ir import Array, Kind, Schedule, linear, mbs_of, vshape
+from hocket.pattern import Pattern, alternate, cut, join, keep, run
 from hocket.schedules.registry import Formula, register
 
 _SOURCE = "Qi et al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241"

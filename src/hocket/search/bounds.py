@@ -10,7 +10,8 @@ import numpy as np
 from hocket.costs import Costs, CostTable, Number, Ticks, fused_rule, quotient
 from hocket.deps import BACKWARDS, WORK
 from hocket.graph import edges
-from hocket.ir import Array, Kind, Placement, Schedule, kinds_of, lay, mbs_of, stages_of
+from hocket.ir import Array, Kind, Placement, Schedule, kinds_of, mbs_of, stages_of
+from hocket.pattern import lay
 from hocket.search.policy import all_actions
 
 

@@ -14,7 +14,8 @@ import numpy as np
 from hocket.costs import Costs, CostTable
 from hocket.deps import changes
 from hocket.graph import edges
-from hocket.ir import Array, Kind, Placement, Schedule, encode, kinds_of, lay, mbs_of
+from hocket.ir import Array, Kind, Placement, Schedule, encode, kinds_of, mbs_of
+from hocket.pattern import lay
 
 
 def all_actions(name: str, placement: Placement, kinds: tuple[Kind, ...]) -> Schedule:

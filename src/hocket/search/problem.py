@@ -20,10 +20,10 @@ from hocket.ir import (
     action_of,
     encode,
     kinds_of,
-    lay,
     mbs_of,
     stages_of,
 )
+from hocket.pattern import lay
 from hocket.search.policy import all_actions
 
 _SLACK = 1e-9

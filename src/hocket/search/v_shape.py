@@ -16,8 +16,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from hocket.costs import Costs, Number
-from hocket.ir import Array, Kind, Schedule, kinds_of, lay, mbs_of, stages_of, wave
+from hocket.ir import Array, Kind, Schedule, kinds_of, mbs_of, stages_of, wave
 from hocket.loops import is_compiled
+from hocket.pattern import lay
 from hocket.search.annealing import annealed
 from hocket.search.policy import Outcome, Trials, all_actions
 from hocket.search.v_reorder import (
