@@ -119,11 +119,11 @@ def test_two_neighbours_that_both_send_first_deadlock_only_when_sends_block():
     assert check(s, "ordered").ok
     report = check(s, "rendezvous")
     assert report.problems[0].text == (
-        "deadlock when sends block: these wait for each other in a circle:\n"
+        "deadlock when sends block: circular wait:\n"
         "  rank 0 slot 3: 0SEND_F1 waits for 1RECV_F1 on rank 1 (the other side of the message), "
-        "which stands behind 1SEND_B0\n"
+        "which is queued behind 1SEND_B0\n"
         "  rank 1 slot 3: 1SEND_B0 waits for 0RECV_B0 on rank 0 (the other side of the message), "
-        "which stands behind 0SEND_F1\n"
+        "which is queued behind 0SEND_F1\n"
         "  ranks that both send first must send and receive in one slot, such as "
         "0SEND_F1+0RECV_B0; the order that insert_communication makes never blocks"
     )
@@ -137,7 +137,7 @@ def test_one_microbatch_alone_does_not_deadlock_when_sends_block():
     assert check(s, "rendezvous").ok
 
 
-def test_send_and_receive_in_one_slot_remove_the_circle():
+def test_send_and_receive_in_one_slot_remove_the_cycle():
     s = written(
         "grouped", ["0 1"],
         "0: 0F0 0SEND_F0 0F1 0SEND_F1+0RECV_B0 0B0 0RECV_B1 0B1",
@@ -348,12 +348,13 @@ def test_caps_per_rank_that_fall_along_the_pipeline_run(caps, makespan):
 
 def test_a_cap_on_rank_0_below_its_neighbours_need_deadlocks_and_says_so():
     s = _capped((2, 3, 2, 1), 8)
-    (problem,) = check(s).problems
+    problem, *behind = check(s).problems
+    assert [p.text.split(": ")[1] for p in behind] == ["rank 2 slot 3", "rank 3 slot 4"]
     assert problem.text == (
-        "deadlock: these wait for each other in a circle:\n"
+        "deadlock: circular wait:\n"
         "  rank 0 slot 2: 0B0 waits for 1B0 on rank 1 (the gradient of its output), "
-        "which stands behind 1F2\n"
-        "  rank 1 slot 2: 1F2 waits for 0F2 on rank 0 (its input), which stands behind 0B0"
+        "which is queued behind 1F2\n"
+        "  rank 1 slot 2: 1F2 waits for 0F2 on rank 0 (its input), which is queued behind 0B0"
     )
     with pytest.raises(ScheduleError, match="deadlock"):
         simulate(s)

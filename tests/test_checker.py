@@ -46,21 +46,42 @@ def test_w_without_its_i():
     assert _texts(s) == ["rank 0: 0I0 is missing, but 0W0 needs it"]
 
 
-def test_a_circle_through_three_ranks_is_printed_action_by_action():
+def test_a_cycle_is_printed_action_by_action_and_the_rank_that_hangs_behind_it():
     s = written(
         "ring", ["0 1 2"],
         "0: 0F0 0B0 0F1 0B1", "1: 1F1 1F0 1B0 1B1", "2: 2F0 2B0 2F1 2B1",
     )  # fmt: skip
-    (text,) = _texts(s)
+    text, behind = _texts(s)
+    assert behind == "hangs behind it: rank 2 slot 0: 2F0 waits for 1F0 on rank 1 (its input)"
     assert text == (
-        "deadlock: these wait for each other in a circle:\n"
+        "deadlock: circular wait:\n"
         "  rank 0 slot 1: 0B0 waits for 1B0 on rank 1 (the gradient of its output), "
-        "which stands behind 1F1\n"
-        "  rank 1 slot 0: 1F1 waits for 0F1 on rank 0 (its input), which stands behind 0B0"
+        "which is queued behind 1F1\n"
+        "  rank 1 slot 0: 1F1 waits for 0F1 on rank 0 (its input), which is queued behind 0B0"
     )
 
 
-def test_fused_pairs_that_need_each_other_are_a_circle():
+def test_two_cycles_that_do_not_touch_are_both_reported():
+    s = written(
+        "two", ["0 1 | 0-1", "2 3 | 2-3"],
+        "0: 0F0 0B0 0F1 0B1", "1: 1F1 1F0 1B0 1B1", "2: 0F2 0B2 0F3 0B3", "3: 1F3 1F2 1B2 1B3",
+    )  # fmt: skip
+    texts = _texts(s)
+    assert [text.count("circular wait") for text in texts] == [1, 1]
+    assert "0B0" in texts[0] and "0B2" in texts[1]
+
+
+def test_all_swaps_of_a_channel_are_counted():
+    s = written(
+        "swapped", ["0 1"],
+        "0: 0F0 0SEND_F0 0F1 0SEND_F1 0F2 0SEND_F2 0F3 0SEND_F3",
+        "1: 1RECV_F3 1RECV_F2 1RECV_F1 1RECV_F0 1F0 1F1 1F2 1F3",
+    )  # fmt: skip
+    (text,) = [p.text for p in check(s, transport="ordered").problems]
+    assert text.endswith("(4 messages of this channel are out of order)")
+
+
+def test_fused_pairs_that_need_each_other_are_a_cycle():
     s = written(
         "pairs", ["0 1 | 0-1"],
         "0: 0F0 0F1+0B0 0B1", "1: 1F0 1F1+1B0 1B1",
@@ -134,7 +155,7 @@ def test_what_check_refuses_is_never_simulated(lines):
     assert e.value.problems == problems
 
 
-def test_work_before_its_receive_is_told_as_that_not_as_a_circle():
+def test_work_before_its_receive_is_reported_as_that_not_as_a_cycle():
     s = written("x", ["0 1"], "0: 0F0 0SEND_F0 0RECV_B0 0B0", "1: 1F0 1RECV_F0 1B0 1SEND_B0")
     assert _texts(s) == ["rank 1 slot 0: 1F0 stands before 1RECV_F0 (slot 1), its input"]
 
@@ -147,18 +168,18 @@ def test_each_wait_of_a_blocked_message_names_its_own_other_side():
     )  # fmt: skip
     assert _texts(s, "rendezvous")[1].split("\n")[1:3] == [
         "  rank 0 slot 2: 0SEND_F1 waits for 1RECV_F1 on rank 1 (the other side of the message), "
-        "which stands behind 1RECV_F0",
+        "which is queued behind 1RECV_F0",
         "  rank 1 slot 0: 1RECV_F0 waits for 0SEND_F0 on rank 0 (the other side of the message), "
-        "which stands behind 0SEND_F1",
+        "which is queued behind 0SEND_F1",
     ]
 
 
-def test_a_circle_through_a_slot_closes_on_paper():
+def test_a_cycle_through_a_slot_closes_on_paper():
     (text,) = _texts(written("x", ["0 1"], "0: 0F0+0B0", "1: 1F0 1B0"))
     assert text == (
-        "deadlock: these wait for each other in a circle:\n"
+        "deadlock: circular wait:\n"
         "  rank 0 slot 0: 0B0 waits for 1B0 on rank 1 (the gradient of its output), "
-        "which stands behind 1F0\n"
+        "which is queued behind 1F0\n"
         "  rank 1 slot 0: 1F0 waits for 0F0 on rank 0 (its input), which runs together with 0B0"
     )
 

@@ -161,7 +161,7 @@ def test_a_schedule_that_cannot_run_exits_1_with_every_problem(capsys, tmp_path)
     path = tmp_path / "d.sched"
     path.write_text(DEADLOCK)
     status, out, _ = _run(capsys, "check", path)
-    assert status == 1 and out.startswith("deadlock: these wait for each other in a circle:")
+    assert status == 1 and out.startswith("deadlock: circular wait:")
     status, out, err = _run(capsys, "simulate", path)
     assert (status, out) == (1, "") and "deadlock" in err
     _, out, _ = _run(capsys, "check", path, "--json")

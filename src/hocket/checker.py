@@ -15,7 +15,7 @@ from hocket.graph import (
     Graph,
     Index,
     assemble,
-    cycle,
+    cycles,
     graph,
     inside,
     message_pairs,
@@ -86,13 +86,14 @@ def raise_fault(schedule: Schedule, *, blocking: bool) -> NoReturn:
     """
     check(schedule).raise_if_bad()
     assert blocking, "a sound schedule that cannot run"
-    first, *_ = _deadlock(graph(schedule, blocking=True))
-    text = first.text.replace("deadlock", "deadlock when a RECV holds its queue", 1)
-    text += (
-        "\n  (so it is with a lane in the costs, or --blocking-receive); without that this order "
-        "runs, and with it the order that insert_communication makes"
+    raise ScheduleError(
+        _deadlock(
+            graph(schedule, blocking=True),
+            " when a RECV holds its queue",
+            "\n  (so it is with p2p overhead in the costs, or --blocking-receive); without that "
+            "this order runs, and with it the order that insert_communication makes",
+        )
     )
-    raise ScheduleError([first._replace(text=text)])
 
 
 def _is_sound(schedule: Schedule) -> bool:
@@ -395,28 +396,43 @@ def _own_order(schedule: Schedule, index: Index) -> list[Problem]:
     return out
 
 
-def _deadlock(g: Graph) -> list[Problem]:
-    """The circle of waits of a schedule that stops, action by action."""
+def _deadlock(g: Graph, when: str = "", advice: str = "") -> list[Problem]:
+    """Each cycle of waits of a schedule that stops, action by action, and who hangs behind them.
+
+    when, advice: what is said after "deadlock", and at the end of each cycle.
+    """
     if not g.stuck:
         return []
     where = _Where(g.schedule)
-    circle = list(cycle(g))
-    lines = []
-    for (_, edge), (after, next_edge) in zip(circle, circle[1:] + circle[:1], strict=True):
-        a, next_action = int(g.target[edge]), int(g.target[next_edge])
-        wanted, reason = _wanted(g, a, int(g.source[edge]))
-        text = (
-            f"{where.place(a)}: {where.action(a)} waits for {where.action(wanted)} "
-            f"on rank {where.rank(wanted)} ({reason})"
-        )
-        if int(g.node_of_action[wanted]) != after:
-            text += f", which stands behind {where.action(int(g.first_action[after]))}"
-        elif wanted != next_action:
-            text += f", which runs together with {where.action(next_action)}"
-        lines.append(text)
-    first = int(g.target[circle[0][1]])
-    text = "deadlock: these wait for each other in a circle:\n  " + "\n  ".join(lines)
-    return [where.problem(first, text)]
+    found, behind = cycles(g)
+    out = []
+    for one in found[:SHOWN]:
+        lines = []
+        for (_, edge), (after, next_edge) in zip(one, one[1:] + one[:1], strict=True):
+            text, wanted = _wait(g, where, edge)
+            if int(g.node_of_action[wanted]) != after:
+                text += f", which is queued behind {where.action(int(g.first_action[after]))}"
+            elif wanted != int(g.target[next_edge]):
+                text += f", which runs together with {where.action(int(g.target[next_edge]))}"
+            lines.append(f"\n  {text}")
+        text = f"deadlock{when}: circular wait:{''.join(lines)}{advice}"
+        out.append(where.problem(int(g.target[one[0][1]]), text))
+    _some(out, len(found) - SHOWN, "circular waits")
+    for _, edge in behind[:SHOWN]:
+        text, _ = _wait(g, where, edge)
+        out.append(where.problem(int(g.target[edge]), f"hangs behind it: {text}"))
+    return _some(out, len(behind) - SHOWN, "queues that hang behind it")
+
+
+def _wait(g: Graph, where: _Where, edge: int) -> tuple[str, int]:
+    """An unmet wait in words, and the action that is waited for."""
+    action = int(g.target[edge])
+    wanted, reason = _wanted(g, action, int(g.source[edge]))
+    text = (
+        f"{where.place(action)}: {where.action(action)} waits for {where.action(wanted)} on rank "
+        f"{where.rank(wanted)} ({reason})"
+    )
+    return text, wanted
 
 
 def _wanted(g: Graph, action: int, source: int) -> tuple[int, str]:
@@ -445,11 +461,11 @@ def _crossed(schedule: Schedule) -> list[Problem]:
     channel, sends, wanted = channel[by_channel], sends[by_channel], receives[by_channel]
     received = wanted[np.lexsort((wanted, channel))]
     bad = np.flatnonzero(wanted != received)
-    _, first = np.unique(channel[bad], return_index=True)
+    _, first, counts = np.unique(channel[bad], return_index=True, return_counts=True)
     starts = np.searchsorted(channel, channel[bad[first]])
     out = []
-    for at, start in sorted(zip(bad[first].tolist(), starts.tolist(), strict=True),
-                            key=lambda pair: sends[pair[1]]):  # fmt: skip
+    rows = zip(bad[first].tolist(), starts.tolist(), counts.tolist(), strict=True)
+    for at, start, count in sorted(rows, key=lambda row: sends[row[1]]):
         s, r = int(sends[at]), int(received[at])
         text = (
             f"{where.place(r)}: message {at - start} from rank {queues[queue[s]]} to rank "
@@ -457,6 +473,8 @@ def _crossed(schedule: Schedule) -> list[Problem]:
             f"{where.action(r)} receives it; "
             "without tags the two are swapped silently: receive in the order of the sends"
         )
+        if count > 2:
+            text += f" ({count} messages of this channel are out of order)"
         out.append(where.problem(r, text))
     return out
 
@@ -469,19 +487,16 @@ def _partner(index: Index, message: int) -> int:
 
 
 def _unmet(schedule: Schedule) -> list[Problem]:
-    """The circle of waits when every SEND and RECV holds its rank until both sides are there."""
+    """The cycles of waits when every SEND and RECV holds its rank until both sides are there."""
     blocking = graph(schedule, blocking=True)
     index = Index(schedule)
     g = _rendezvous(schedule, index, blocking)
-    found = _deadlock(g)
-    if not found:
-        return []
-    text = found[0].text.replace("deadlock", "deadlock when sends block", 1)
-    advice = (
+    return _deadlock(
+        g,
+        " when sends block",
         "\n  ranks that both send first must send and receive in one slot, such as "
-        "0SEND_F1+0RECV_B0; the order that insert_communication makes never blocks"
+        "0SEND_F1+0RECV_B0; the order that insert_communication makes never blocks",
     )
-    return [found[0]._replace(text=text + advice)]
 
 
 def _rendezvous(schedule: Schedule, index: Index, g: Graph) -> Graph:

@@ -5,7 +5,7 @@ Built from the table in `deps.py`, never from a rule of its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import NamedTuple
@@ -489,26 +489,67 @@ def walk(
     return Walk(start, end, until) if n_ran == schedule.n_slots else None
 
 
-def cycle(graph: Graph) -> Iterator[tuple[int, int]]:
-    """One circle of waits among stuck nodes: pairs (node, edge it waits for).
+def cycles(graph: Graph) -> tuple[list[list[tuple[int, int]]], list[tuple[int, int]]]:
+    """The cycles of waits among stuck nodes, and the stuck nodes that only wait behind them.
 
-    Each node stands at the head of its chain; the next pair's node heads the chain that holds
-    the previous pair's source.
+    Each node is given with an edge that it waits for: (node, edge). The nodes are the heads of
+    their chains; in a cycle, the next pair's node heads the chain that holds the source of the
+    previous pair's edge. One cycle is returned for each set of chains that wait for each other.
     """
-    stuck = graph.stuck
-    heads = {int(np.searchsorted(graph.chains, node, side="right") - 1): node for node in stuck}
     ended = np.zeros(graph.n_nodes, dtype=bool)
     ended[graph.sequence] = True
-    seen: dict[int, int] = {}
-    walk: list[tuple[int, int]] = []
-    node = stuck[0]
-    while node not in seen:
-        seen[node] = len(walk)
-        edge = next(e for e in graph.edges_of(node) if not ended[graph.needs[e]])
-        walk.append((node, edge))
-        chain = int(np.searchsorted(graph.chains, graph.needs[edge], side="right") - 1)
-        node = heads[chain]
-    yield from walk[seen[node] :]
+    heads = {int(np.searchsorted(graph.chains, node, side="right") - 1): node
+             for node in graph.stuck}  # fmt: skip
+    waits = {
+        node: {
+            heads[int(np.searchsorted(graph.chains, graph.needs[e], side="right") - 1)]: e
+            for e in graph.edges_of(node)
+            if not ended[graph.needs[e]]
+        }
+        for node in heads.values()
+    }
+    found, behind = [], []
+    for group in _components(waits):
+        node = group[0]
+        if len(group) == 1 and node not in waits[node]:
+            behind.append((node, next(iter(waits[node].values()))))
+            continue
+        members, seen, walk = set(group), dict[int, int](), list[tuple[int, int]]()
+        while node not in seen:
+            seen[node] = len(walk)
+            after, edge = next((n, e) for n, e in waits[node].items() if n in members)
+            walk.append((node, edge))
+            node = after
+        found.append(walk[seen[node] :])
+    return found, sorted(behind)
+
+
+def _components(after: Mapping[int, Iterable[int]]) -> list[list[int]]:
+    """The strongly connected components of a graph (Tarjan 1972), without recursion."""
+    number: dict[int, int] = {}
+    low: dict[int, int] = {}
+    open_: list[int] = []
+    inside, out = set[int](), list[list[int]]()
+    for root in after:
+        work = [] if root in number else [(root, iter(after[root]))]
+        while work:
+            node, rest = work[-1]
+            if node not in number:
+                number[node] = low[node] = len(number)
+                open_.append(node)
+                inside.add(node)
+            fresh = next((n for n in rest if n not in number), None)
+            if fresh is not None:
+                work.append((fresh, iter(after[fresh])))
+                continue
+            work.pop()
+            low[node] = min([low[node], *(low[n] for n in after[node] if n in inside)])
+            if low[node] == number[node]:
+                at = open_.index(node)
+                out.append(open_[at:])
+                inside.difference_update(open_[at:])
+                del open_[at:]
+    return out
 
 
 def runs(schedule: Schedule) -> bool:

@@ -197,7 +197,7 @@ LOUD = {
     ),
     "a cycle of waits": (
         "0F0,0B0,0F1,0B1\n1F1,1B1,1F0,1B0\n",
-        "deadlock: these wait for each other in a circle:",
+        "deadlock: circular wait:",
     ),
     "a stage on two ranks": (
         GPIPE.replace("1F1,1B0", "1F1,0B0"),

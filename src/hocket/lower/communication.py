@@ -131,6 +131,6 @@ def _rounds(schedule: Schedule) -> Array:
         first = cursor[cursor < schedule.starts[1:]][0]
         waiting = action_of(int(schedule.codes[schedule.slots[first]]))
         raise ScheduleError(
-            f"{schedule.name} cannot run: {waiting} waits forever; `check` prints the circle"
+            f"{schedule.name} cannot run: {waiting} waits forever; `check` prints the cycle"
         )
     return sequence
