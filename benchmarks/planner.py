@@ -103,7 +103,7 @@ def paper(data: Path) -> Iterator[Task]:
 
 
 def seed(data: Path) -> Iterator[Task]:
-    lanes = Costs(F=(80, 92, 76, 84), I=(80, 92, 76, 84), W=(40, 46, 38, 42), lane=(10, 10))
+    lanes = Costs(F=(80, 92, 76, 84), I=(80, 92, 76, 84), W=(40, 46, 38, 42), p2p_overhead=(10, 10))
     path = linear(4, 8)
     both = mirrored(4, [mb % 2 for mb in range(8)])
     for name, placement, kinds, limit, target in (

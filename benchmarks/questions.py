@@ -337,7 +337,7 @@ def moe_table() -> str:
     alone = float(Fraction(112, 132))  # their work ran on 112 SMs; alone it would have 132
     quick = replace(
         costs, F=_scaled(costs.F, alone), I=_scaled(costs.I, alone), W=_scaled(costs.W, alone),
-        share=1 / alone,
+        slowdown=1 / alone,
     )  # fmt: skip
     rows = []
     for order in ORDERS:

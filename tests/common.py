@@ -13,7 +13,8 @@ COSTS = {
     "skew": Costs(F=10, I=12, W=7, B=19, FB=25, latency=3),
 }
 SEED_COSTS = Costs(
-    F=(80, 92, 76, 84), I=(80, 92, 76, 84), W=(40, 46, 38, 42), FB="max", lane=(10, 10), unit="us",
+    F=(80, 92, 76, 84), I=(80, 92, 76, 84), W=(40, 46, 38, 42), FB="max", p2p_overhead=(10, 10),
+    unit="us",
     bytes=Bytes(
         static=(512.0, 563.2, 460.8, 537.6),
         activation=(256.0, 281.6, 230.4, 268.8),

@@ -189,9 +189,9 @@ def test_receives_that_block_too_early_are_told_and_not_a_traceback(more):
     s = place_receives(insert_communication(build("1f1b", p=4, m=8)))
     assert check(s).ok
     for call in (
-        lambda: simulate(s, Costs(lane=(1, 0), **more)),
+        lambda: simulate(s, Costs(p2p_overhead=(1, 0), **more)),
         lambda: simulate(s, Costs(**more), blocking=True),
-        lambda: simulate_samples(s, [Costs(lane=(1, 0))]),
+        lambda: simulate_samples(s, [Costs(p2p_overhead=(1, 0))]),
     ):
         with pytest.raises(ScheduleError) as told:
             call()

@@ -40,7 +40,7 @@ def priced(data, s, **more):
 def test_with_a_core_for_every_rank_the_events_give_the_longest_path(data):
     s = schedules(data)
     lane = data.draw(st.none() | st.tuples(times, times))
-    plain = priced(data, s, latency=data.draw(times), lane=lane)
+    plain = priced(data, s, latency=data.draw(times), p2p_overhead=lane)
     a = simulate(s, plain)
     b = simulate_shared(s, replace(plain, cores=s.p), blocking=lane is not None)
     assert a.makespan == b.makespan
@@ -95,7 +95,7 @@ def test_costs_of_ranks_that_shared_cores_come_back_as_if_each_had_its_own(data)
 
 def test_transfers_that_occupy_a_queue_stretch_with_its_work():
     """0F1 and 1F0 run side by side from 6 to 18: 2 of transfer, 8 of work, 2 of transfer."""
-    t = simulate(build("gpipe", p=2, m=2), Costs(F=4, I=4, W=0, lane=(1, 1), cores=1))
+    t = simulate(build("gpipe", p=2, m=2), Costs(F=4, I=4, W=0, p2p_overhead=(1, 1), cores=1))
     assert t.ticks.values(t.start)[:2] == [1, 8]
     assert t.ticks.values(t.end)[:2] == [5, 16]
     assert [r.busy / r.transfer for r in t.ranks] == [2, 2]
@@ -140,7 +140,7 @@ def test_explain_tells_what_a_core_for_every_rank_would_gain():
 def test_each_message_keeps_a_shared_core_busy_beside_the_ranks():
     """One core: 2 of F, then the message's 1 and 1F0's 2 at half speed each, from 2 to 5; ..."""
     s = build("gpipe", p=2, m=1)
-    costs = Costs(F=2, I=2, W=0, copying=1)
+    costs = Costs(F=2, I=2, W=0, comm_cpu=1)
     assert simulate(s, costs).makespan == 8  # with a core each it costs nothing
     t = simulate(s, replace(costs, cores=1))
     assert t.ticks.values(t.end)[2] == 5  # 1F0
@@ -151,8 +151,8 @@ def test_each_message_keeps_a_shared_core_busy_beside_the_ranks():
 @given(st.data())
 def test_messages_on_shared_cores_only_take_time_and_may_stand_in_the_order(data):
     s = schedules(data)
-    shared = priced(data, s, cores=data.draw(st.integers(1, 3)), copying=data.draw(times))
+    shared = priced(data, s, cores=data.draw(st.integers(1, 3)), comm_cpu=data.draw(times))
     t = simulate(s, shared)
     assert all(bound.value <= t.makespan for bound in lower_bounds(s, shared))
-    assert t.makespan >= simulate(s, replace(shared, copying=0)).makespan
+    assert t.makespan >= simulate(s, replace(shared, comm_cpu=0)).makespan
     assert simulate(insert_communication(s), shared).makespan == t.makespan

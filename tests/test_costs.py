@@ -41,7 +41,7 @@ def test_bandwidth_adds_the_size_of_the_message_to_each_edge():
 
 
 def test_a_lane_occupies_the_queue_around_every_action_but_w():
-    t = simulate(build("zb-h1", p=1, m=1), Costs(lane=(10, 20)))
+    t = simulate(build("zb-h1", p=1, m=1), Costs(p2p_overhead=(10, 20)))
     assert (t.makespan, t.ranks[0].busy, t.ranks[0].transfer) == (63, 3, 60)
 
 
@@ -78,8 +78,9 @@ def test_costs_toml_reads_every_key(tmp_path):
         "held_between_I_and_W = 1\ngradient = 4\nmessage = 9\n"
     )
     assert load_costs(path) == Costs(
-        F=(80, 92), I=(80, 92), W=40, FB={"scale": 0.8}, latency=3, lane=(10, 12), bandwidth=2.5,
-        unit="us", bytes=Bytes(static=5, activation=(1, 2), held=1, gradient=4, message=9),
+        F=(80, 92), I=(80, 92), W=40, FB={"scale": 0.8}, latency=3, p2p_overhead=(10, 12),
+        bandwidth=2.5, unit="us",
+        bytes=Bytes(static=5, activation=(1, 2), held=1, gradient=4, message=9),
     )  # fmt: skip
 
 
@@ -89,7 +90,13 @@ def test_costs_toml_reads_every_key(tmp_path):
         Costs(),
         Costs(F=(1, 2), I=Cycle([3, 4]), W=0, B=(5, 6), FB="max", unit='1" of µs'),
         Costs(
-            F=1.5, FB=7, latency=0.125, lane=(0.25, 0), bandwidth=10**12, slice=(1, 1.5), share=2
+            F=1.5,
+            FB=7,
+            latency=0.125,
+            p2p_overhead=(0.25, 0),
+            bandwidth=10**12,
+            slice=(1, 1.5),
+            slowdown=2,
         ),
         Costs(FB={"scale": 0.75}, bytes=Bytes(1, (2, 3), 4, 5, 6)),
         Costs(bytes=Bytes(activation=3, held=0)),
@@ -110,11 +117,11 @@ def test_written_costs_are_read_back(costs, tmp_path):
         ('F = "fast"', "F is 'fast'; it must be a number, or a list with one a stage"),
         ("F = true", "F is True; it must be a number, or a list with one a stage"),
         ("Q = 1",
-         "unknown key 'Q'; known are B, F, FB, I, W, bandwidth, bytes, copying, cores, lane, "
-         "latency, share, slice, unit"),
+         "unknown key 'Q'; known are B, F, FB, I, W, bandwidth, bytes, comm_cpu, cores, latency, "
+         "p2p_overhead, slice, slowdown, unit"),
         ('FB = "half"', """FB is 'half'; it must be "sum", "max", a number, or { scale = x }"""),
-        ("lane = 3", "lane is 3; it must be { recv = x, send = y }"),
-        ("lane = { left = 1 }", "unknown key of lane 'left'; known are recv, send"),
+        ("p2p_overhead = 3", "p2p_overhead is 3; it must be { recv = x, send = y }"),
+        ("p2p_overhead = { left = 1 }", "unknown key of p2p_overhead 'left'; known are recv, send"),
         ("bytes = 3", "bytes is 3; it must be a table [bytes]"),
         ("[bytes]\nsize = 3", "unknown key of bytes 'size'; known are activation, gradient, "
          "held_between_I_and_W, message, static"),
@@ -122,8 +129,8 @@ def test_written_costs_are_read_back(costs, tmp_path):
         ("unit = 3", """unit is 3; it must be a text such as "us\""""),
         ("F = ", "not TOML: Invalid value (at end of document)"),
         ("latency = [1, 2]", "latency is (1, 2); it must be a number"),
-        ("share = [1, 2]", "share is (1, 2); it must be a number"),
-        ("share = 0.5", "share is 0.5; it must be 1 or more"),
+        ("slowdown = [1, 2]", "slowdown is (1, 2); it must be a number"),
+        ("slowdown = 0.5", "slowdown is 0.5; it must be 1 or more"),
         ('bandwidth = "x"', "bandwidth is 'x'; it must be a number"),
         ("bandwidth = [1, 2]", "bandwidth is (1, 2); it must be a number"),
         ("bandwidth = true", "bandwidth is True; it must be a number"),
@@ -142,7 +149,7 @@ def test_written_costs_are_read_back(costs, tmp_path):
         ("slice = []", "slice is (); it must be a list with one factor a slice"),
         ("slice = { cycle = [1] }", "slice is (1,); it must be a list with one factor a slice"),
         ("slice = [1, true]", "slice is True; it must be a number"),
-        ("lane = { recv = [1, 2] }", "lane is [1, 2]; it must be a number"),
+        ("p2p_overhead = { recv = [1, 2] }", "p2p_overhead is [1, 2]; it must be a number"),
         ("FB = { scale = [1] }", "FB.scale is [1]; it must be a number"),
         ("FB = { cycle = [1] }",
          """FB is (1,); it must be "sum", "max", a number, or { scale = x }"""),
@@ -190,10 +197,11 @@ def test_a_costs_file_that_is_not_there(tmp_path):
         ({"F": Fraction(1, 10**200)}, f"F is Fraction(1, 1{'0' * 67}...; what is not 0 must be "
          "from 1e-100 to 1e+100, choose another unit"),
         ({"latency": None}, "latency is None; it must be a number"),
-        ({"share": None}, "share is None; it must be a number"),
-        ({"lane": 5}, "lane is 5; it must be two numbers, (receive, send)"),
-        ({"lane": (1, 2, 3)}, "lane is (1, 2, 3); it must be two numbers, (receive, send)"),
-        ({"lane": (1, None)}, "lane is None; it must be a number"),
+        ({"slowdown": None}, "slowdown is None; it must be a number"),
+        ({"p2p_overhead": 5}, "p2p_overhead is 5; it must be two numbers, (receive, send)"),
+        ({"p2p_overhead": (1, 2, 3)},
+         "p2p_overhead is (1, 2, 3); it must be two numbers, (receive, send)"),
+        ({"p2p_overhead": (1, None)}, "p2p_overhead is None; it must be a number"),
         ({"slice": (1, None)}, "slice is None; it must be a number"),
         ({"bytes": {"static": 1}}, "bytes is {'static': 1}; it must be Bytes(...)"),
         ({"bytes": None}, "bytes is None; it must be Bytes(...)"),
@@ -219,15 +227,16 @@ def test_bytes_of_other_types_are_refused_in_one_sentence():
 def test_lists_numpy_and_decimal_numbers_become_pythons_own():
     costs = Costs(
         F=[1, np.float32(0.5)], I=np.array([1, 2]), W=Decimal("0.1"), latency=np.float64(2),
-        lane=[np.int64(1), np.uint8(2)], slice=[1, 2], FB=np.int32(3), share=np.array([2])[0],
+        p2p_overhead=[np.int64(1), np.uint8(2)], slice=[1, 2], FB=np.int32(3),
+        slowdown=np.array([2])[0],
         bandwidth=np.float16(0.5), bytes=Bytes(static=[1, 2], message=np.int8(100)),
     )  # fmt: skip
     assert costs == Costs(
-        F=(1, 0.5), I=(1, 2), W=Fraction(1, 10), latency=2.0, lane=(1, 2), slice=(1, 2), FB=3,
-        share=2, bandwidth=0.5, bytes=Bytes(static=(1, 2), message=100),
+        F=(1, 0.5), I=(1, 2), W=Fraction(1, 10), latency=2.0, p2p_overhead=(1, 2),
+        slice=(1, 2), FB=3, slowdown=2, bandwidth=0.5, bytes=Bytes(static=(1, 2), message=100),
     )  # fmt: skip
-    numbers = [*costs.F, *costs.I, costs.W, costs.latency, *costs.lane, costs.FB, costs.share,
-               costs.bandwidth, costs.bytes.message]  # fmt: skip
+    numbers = [*costs.F, *costs.I, costs.W, costs.latency, *costs.p2p_overhead, costs.FB,
+               costs.slowdown, costs.bandwidth, costs.bytes.message]  # fmt: skip
     assert {type(x) for x in numbers} == {int, float, Fraction}
     hash(costs)
 
@@ -263,7 +272,7 @@ def test_a_mapping_that_changes_later_does_not_change_the_costs():
     "costs",
     [
         Costs(F=1e100, B=1e100, latency=1e100),
-        Costs(F=10**100, B=1, share=1e100),
+        Costs(F=10**100, B=1, slowdown=1e100),
         Costs(F=1e-100, I=1e-100, W=0.0),
         Costs(bandwidth=1e-100, bytes=Bytes(message=1e40)),
     ],
@@ -307,3 +316,10 @@ def test_toml_beyond_what_python_reads_is_refused(tmp_path, text):
 def test_plain_data_of_other_types_is_refused():
     with pytest.raises(CostError, match="unknown key 'G'"):
         costs_from({"G": 1, "F": object()})
+
+
+def test_keys_that_had_other_names_are_still_read():
+    former = {"lane": {"recv": 1, "send": 2}, "share": 2, "copying": 3}
+    assert costs_from(former) == Costs(p2p_overhead=(1, 2), slowdown=2, comm_cpu=3)
+    with pytest.raises(CostError, match=r"^share and slowdown are both given; share is the former"):
+        costs_from({"share": 2, "slowdown": 2})

@@ -151,7 +151,7 @@ def test_unknown_profile_names_those_there_are():
 def test_cycle_in_a_costs_file_repeats_over_the_stages():
     costs = costs_from(tomllib.loads("F = { cycle = [1, 2] }\nI = { cycle = [3] }\nW = [0, 4, 1]"))
     assert Cycle((1, 2)) == costs.F
-    assert costs.whole == (3, 7, 4)
+    assert costs.full_backward == (3, 7, 4)
     assert Costs(I=Cycle((1, 2)), W=Cycle((1, 2, 3))).whole == Cycle((2, 4, 4, 3, 3, 5))
     assert simulate(build("gpipe", p=3, m=1), costs).makespan == 1 + 2 + 1 + 3 + 7 + 4
     assert Cycle((Fraction(1, 2), Fraction(1, 2), 1, 1)) == costs.split(2).F
@@ -168,7 +168,7 @@ def _two(*lines):
 
 def test_compute_under_a_message_takes_share_times_as_long():
     s = _two("0: 0F0 0F1 0B0 0B1", "0/comm: 1F0 1F1 1B0 1B1")
-    costs = Costs(F=(6, 4), B=(1, 0), share=2)
+    costs = Costs(F=(6, 4), B=(1, 0), slowdown=2)
     # 0F0 0-6; 1F0 6-10 slows 0F1: 2 of 6 done at 10, the other 4 alone until 14; 1F1 14-18
     t = simulate(s, costs)
     assert t.slot_end.tolist()[:2] == [6, 14]
@@ -179,14 +179,14 @@ def test_compute_under_a_message_takes_share_times_as_long():
 
 def test_a_message_that_outlasts_the_work_slows_all_of_it():
     s = _two("0: 0F0 0F1 0B0 0B1", "0/comm: 1F0 1F1 1B0 1B1")
-    t = simulate(s, Costs(F=(2, 10), B=(0, 0), share=Fraction(3, 2)))
+    t = simulate(s, Costs(F=(2, 10), B=(0, 0), slowdown=Fraction(3, 2)))
     assert t.slot_end.tolist()[:2] == [2, 5]  # 2 of work take 3 under 1F0 (2-12)
     assert t.makespan == 22
 
 
 def test_time_of_a_third_is_exact():
     s = _two("0: 0F0 0F1 0B0 0B1", "0/comm: 1F0 1F1 1B0 1B1")
-    t = simulate(s, Costs(F=(3, 1), B=(0, 0), share=Fraction(132, 112)))
+    t = simulate(s, Costs(F=(3, 1), B=(0, 0), slowdown=Fraction(132, 112)))
     # 0F1 starts at 3; 1 under 1F0 does 112/132 of work, the rest is alone
     assert t.makespan == 4 + 3 - Fraction(112, 132) + 1
     assert t.ranks[0].busy + t.ranks[0].idle == 2 * t.makespan
@@ -195,7 +195,7 @@ def test_time_of_a_third_is_exact():
 def test_messages_of_another_rank_slow_nobody():
     s = written("pair", ["0 1/comm 1 | 0-1"], "0: 0F0 0F1 0B0 0B1", "1: 2F0 2B0 2F1 2B1",
                 "1/comm: 1F0 1F1 1B0 1B1")  # fmt: skip
-    t = simulate(s, Costs(F=(4, 3, 2), B=(0, 0, 0), share=5))
+    t = simulate(s, Costs(F=(4, 3, 2), B=(0, 0, 0), slowdown=5))
     ends = dict(zip(map(str, map(s.slot, range(s.n_slots))), t.slot_end.tolist(), strict=True))
     assert [t.ticks.value(ends[a]) for a in ("0F0", "0F1")] == [4, 8]  # rank 0 at full speed
     # 2F0 7-8 alone, then under 1F1 (8-11) 3/5 of its other 1 are done; the rest alone
@@ -203,10 +203,10 @@ def test_messages_of_another_rank_slow_nobody():
 
 
 def test_share_and_lane_together_are_refused():
-    with pytest.raises(CostError, match=r"^share and lane together"):
-        simulate(build("moe-pair", p=1, m=2), Costs(share=2, lane=(1, 1)))
-    with pytest.raises(CostError, match=r"^share is 0.5; it must be 1 or more$"):
-        Costs(share=0.5)
+    with pytest.raises(CostError, match=r"^slowdown and p2p_overhead together"):
+        simulate(build("moe-pair", p=1, m=2), Costs(slowdown=2, p2p_overhead=(1, 1)))
+    with pytest.raises(CostError, match=r"^slowdown is 0.5; it must be 1 or more$"):
+        Costs(slowdown=0.5)
 
 
 times = st.integers(0, 20) | st.fractions(0, 5, max_denominator=6)
@@ -235,7 +235,7 @@ def test_sharing_never_shortens_and_at_most_stretches_by_its_factor(share, xs):
     for order in ("deepseek", "naive"):
         plain = _pair(order, costs, 2).makespan
         slowed = simulate_shared(
-            pair(2, order), Costs(F=costs.F, I=costs.I, W=costs.W, share=share), fragment=True
+            pair(2, order), Costs(F=costs.F, I=costs.I, W=costs.W, slowdown=share), fragment=True
         ).makespan
         assert plain <= slowed <= share * plain
 

@@ -42,7 +42,7 @@ def costs(draw, n_stages):
     fb = draw(st.sampled_from(["sum", "max"]))
     lane = draw(st.none() | st.tuples(st.integers(0, 3), st.integers(0, 3)))
     return Costs(F=per_stage(), I=per_stage(), W=per_stage(), FB=fb,
-                 latency=draw(times), lane=lane)  # fmt: skip
+                 latency=draw(times), p2p_overhead=lane)  # fmt: skip
 
 
 @quick
@@ -110,7 +110,7 @@ def test_fractions_and_integers_are_exact_multiples_of_each_other(data):
     scaled = Costs(
         F=tuple(x * third for x in c.F), I=tuple(x * third for x in c.I),
         W=tuple(x * third for x in c.W), FB=c.FB, latency=c.latency * third,
-        lane=c.lane and tuple(x * third for x in c.lane),
+        p2p_overhead=c.p2p_overhead and tuple(x * third for x in c.p2p_overhead),
     )  # fmt: skip
     assert simulate(s, scaled).makespan == t * third
 

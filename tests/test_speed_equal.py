@@ -60,7 +60,7 @@ def some_costs(rnd, n):
     return Costs(
         F=tuple(f), I=tuple(i), W=tuple(w), FB=rnd.choice(["sum", "max", 7, {"scale": 2}]),
         latency=rnd.choice([0, 0, 2]) if exact else 0.3, bandwidth=rnd.choice([None, 3]),
-        lane=rnd.choice([None, (1, 2)]) if exact else None,
+        p2p_overhead=rnd.choice([None, (1, 2)]) if exact else None,
         bytes=Bytes(activation=size, held=3, gradient=0.1, message=2, static=5),
     )  # fmt: skip
 
@@ -191,7 +191,7 @@ def test_samples_are_what_simulate_gives_for_each(name, context):
     many = [
         Costs(F=f, I=i, W=2, latency=x, FB="max") for f in (1, 3) for i in (1, 2) for x in (0, 2)
     ] * 5
-    lanes = [Costs(F=f, lane=(1, 2)) for f in (1, 2, 3)]
+    lanes = [Costs(F=f, p2p_overhead=(1, 2)) for f in (1, 2, 3)]
     with context():
         for order in (s, insert_communication(s)):
             for costs in (many, lanes):

@@ -92,7 +92,7 @@ def test_a_posted_receive_begins_when_the_work_before_it_ends():
 def test_lanes_of_written_messages_are_transfers_not_idle_time():
     from hocket.lower import insert_communication
 
-    t = simulate(insert_communication(build("1f1b", p=2, m=2)), Costs(lane=(1, 2)))
+    t = simulate(insert_communication(build("1f1b", p=2, m=2)), Costs(p2p_overhead=(1, 2)))
     for r in t.ranks:
         assert r.busy + r.transfer + r.idle == t.makespan
         assert sum(r.waits.values()) == r.idle == sum(r.bubble.values())

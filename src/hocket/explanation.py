@@ -350,11 +350,11 @@ def _changes(
         yield "no latency", replace(costs, latency=0)
     if costs.bandwidth is not None:
         yield "twice the bandwidth", replace(costs, bandwidth=2 * costs.bandwidth)
-    if costs.lane is not None and any(costs.lane):
-        yield "transfers that occupy no queue", replace(costs, lane=None)
-    if costs.share != 1:
-        yield "no sharing between queues", replace(costs, share=1)
-    if costs.crowds(schedule.p):
+    if costs.p2p_overhead is not None and any(costs.p2p_overhead):
+        yield "transfers that occupy no queue", replace(costs, p2p_overhead=None)
+    if costs.slowdown != 1:
+        yield "no sharing between queues", replace(costs, slowdown=1)
+    if costs.shares_cores(schedule.p):
         yield "a core for every rank", replace(costs, cores=None)
     kinds = {action.name for action in _kinds(schedule)}
     for name in TIMES:
@@ -380,7 +380,7 @@ def _kinds(schedule: Schedule) -> list[Any]:
 
 
 def _spread(costs: Costs, name: str, n: int) -> tuple[Number, ...]:
-    value: PerStage = costs.whole if name == "B" else getattr(costs, name)
+    value: PerStage = costs.full_backward if name == "B" else getattr(costs, name)
     return per_stage(name, value, n)
 
 

@@ -87,7 +87,7 @@ def test_a_trace_is_told_with_its_costs_and_what_they_predict(tmp_path, capsys):
     assert "the costs read back predict" in out
     assert "(+0.0%)" in out
     read = load_costs(toml)
-    assert (read.F, read.whole, read.latency) == ((2, 2), (4, 4), 1)
+    assert (read.F, read.full_backward, read.latency) == ((2, 2), (4, 4), 1)
     assert (tmp_path / "again.pftrace").exists()
     assert imported(trace, "--json") == 0
     data = json.loads(capsys.readouterr().out)

@@ -29,7 +29,7 @@ def test_seven_recorded_pictures_give_their_orders_costs_and_makespans(name):
 
 CASES = [
     ("dualpipe", {"p": 4, "m": 8}, Costs(F=3, I=4, W=2, latency=2, unit="us")),
-    ("zb-v", {"p": 2, "m": 4}, Costs(F=(3, 4, 5, 6), I=2, W=1, lane=(1, 2), unit="us")),
+    ("zb-v", {"p": 2, "m": 4}, Costs(F=(3, 4, 5, 6), I=2, W=1, p2p_overhead=(1, 2), unit="us")),
     ("interleaved", {"p": 2, "m": 4, "v": 2}, Costs(F=7, B=13, I=6, W=7, latency=5, unit="us")),
     ("moe-pair", {"p": 1, "m": 2}, Costs(unit="us")),
 ]

@@ -86,7 +86,7 @@ GAPS = """hocket.views[0].rows.map(row => [...row.busy].flatMap(i => {
 
 
 def test_gaps_of_the_page_are_those_of_the_timeline(show):
-    lane = Costs(F=10, I=12, W=7, lane=(2, 3))
+    lane = Costs(F=10, I=12, W=7, p2p_overhead=(2, 3))
     for schedule, costs in (
         (build("zb-h1", p=4, m=8), COSTS),
         (build("zb-v", p=4, m=8), Costs(F=1.37, I=1.51, W=0.77, latency=0.213)),
@@ -382,7 +382,7 @@ def test_fused_slots_messages_and_other_streams_are_drawn(show):
     assert tab.run("hocket.views[0].rows.every(row => row.messages.length > 0)")
     tab = show(page(simulate(build("moe-pair", p=2, m=4))))
     assert "0/comm" in tab.run("hocket.scene.rows.map(({row}) => row.name)")
-    tab = show(page(simulate(build("1f1b", p=2, m=4), Costs(lane=(1, 2)))))
+    tab = show(page(simulate(build("1f1b", p=2, m=4), Costs(p2p_overhead=(1, 2)))))
     assert tab.run("hocket.views[0].begin[0]") == 0 and tab.run("hocket.views[0].start[0]") == 1
 
 

@@ -164,4 +164,4 @@ def test_a_bound_for_orders_without_slots_of_two_proves_nothing_where_these_are_
      (2, None, True)],
 )  # fmt: skip
 def test_only_fb_makes_slots_of_two_cheaper(fb, lane, expected):
-    assert saves(Costs(FB=fb, lane=lane)) is expected
+    assert saves(Costs(FB=fb, p2p_overhead=lane)) is expected

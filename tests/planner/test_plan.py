@@ -19,7 +19,7 @@ from hocket.search.problem_bounds import best_bound
 from hocket.search.search import Arena, Search, kernels
 
 pytestmark = pytest.mark.skipif(not kernels().compiled, reason="searches need numba to be fast")
-LANES = Costs(F=(80, 92, 76, 84), I=(80, 92, 76, 84), W=(40, 46, 38, 42), lane=(10, 10))
+LANES = Costs(F=(80, 92, 76, 84), I=(80, 92, 76, 84), W=(40, 46, 38, 42), p2p_overhead=(10, 10))
 SKEW = Costs(F=20, I=24, W=14, latency=3)  # of 1/p of the model: a stage of two takes half
 
 
@@ -245,7 +245,7 @@ def test_within_a_margin_the_simplest_order_is_the_plan():
 
 
 def test_faster_links_never_give_a_slower_plan():
-    costs = Costs(F=101, I=97, W=53, latency=30, lane=(3, 2))
+    costs = Costs(F=101, I=97, W=53, latency=30, p2p_overhead=(3, 2))
     found = plan(asked("v", costs=costs, in_flight=3, split=True, rounds=6))
     rows = {c.what: c for c in sensitivity(found, seconds=0.1).changes}
     assert rows["links are 10 % faster"].value <= found.value

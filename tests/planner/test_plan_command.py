@@ -122,7 +122,7 @@ def test_buffers_for_each_microbatch_make_what_fitted_not_fit(here, capsys):
 
 
 def test_slots_of_two_that_a_lane_makes_cheaper_are_told_not_to_be_searched_for(here, capsys):
-    (here / "fused.toml").write_text("lane = { recv = 1, send = 1 }\n")
+    (here / "fused.toml").write_text("p2p_overhead = { recv = 1, send = 1 }\n")
     words = ["-p", 2, "-m", 4, "--shapes", "linear", "--no-search", "--no-named"]
     assert FUSED in _run(capsys, "plan", *words, "--costs", "fused.toml")[1]
     assert "cheaper here" not in _run(capsys, "plan", *words)[1]

@@ -101,7 +101,7 @@ def test_grid_puts_numbers_under_letters_before_it_writes_them_downwards():
 
 
 def test_messages_and_their_lanes_are_dashes():
-    text = grid(simulate(with_messages(), Costs(lane=(1, 1))), width=80)
+    text = grid(simulate(with_messages(), Costs(p2p_overhead=(1, 1))), width=80)
     assert rows(text) == ["F0 S0-···············R0-B0    ", "······R0-F0 B0    S0-·········"]
     assert "- message (S send, R receive)" in text
 

@@ -113,7 +113,7 @@ def test_more_than_5000_tiles_are_one_path_for_each_rank_and_kind_without_number
 
 
 def test_messages_are_thin_and_below_work():
-    rects = tiles(parse(svg(simulate(with_messages(), Costs(lane=(1, 1))))))
+    rects = tiles(parse(svg(simulate(with_messages(), Costs(p2p_overhead=(1, 1))))))
     assert [e.get("class") for e in rects] == ["M"] * 4 + ["F", "B", "F", "B"]
 
 

@@ -39,7 +39,7 @@ def test_costs_of_a_simulated_timeline_come_back():
     back = readings([timeline, timeline]).costs("median")
     assert (back.F, back.I, back.W) == (costs.F, costs.I, costs.W)
     assert back.B == (13.0, 14.5, 15.5, 12.0)
-    assert (back.latency, back.lane, back.unit) == (0.0, (0.0, 0.0), "ms")
+    assert (back.latency, back.p2p_overhead, back.unit) == (0.0, (0.0, 0.0), "ms")
 
 
 def test_latency_comes_back_and_other_units_become_ms():
@@ -108,7 +108,7 @@ def test_of_many_links_the_table_has_the_median_and_the_slowest():
 
 def test_a_fused_slot_run_action_by_action_takes_the_sum_and_what_lies_between():
     order = hocket.build("1f1b-overlap", p=4, m=8)
-    costs = Costs(F=4.0, B=5.0, lane=(1.0, 0.0), unit="ms")
+    costs = Costs(F=4.0, B=5.0, p2p_overhead=(1.0, 0.0), unit="ms")
     found = fused_of(order, [seen(order, costs)])
     assert found.count == int((order.widths == 2).sum())
     assert found.low == pytest.approx(10 / 9)
@@ -142,7 +142,7 @@ def test_an_order_seen_both_ways_has_all_kinds_and_splitting_its_cost():
 
 def test_time_for_messages_that_were_there_is_found_though_they_are_seen_when_waited_for():
     """As our ranks record it: a RECV ends where its consumer begins."""
-    costs = Costs(F=10.0, I=10.0, W=10.0, lane=(1.0, 0.5), unit="ms")
+    costs = Costs(F=10.0, I=10.0, W=10.0, p2p_overhead=(1.0, 0.5), unit="ms")
     timeline = hocket.simulate(insert_communication(hocket.build("zb-h1", p=2, m=8)), costs)
     codes, end = timeline.schedule.codes, timeline.end.copy()
     start = dict(zip(codes.tolist(), timeline.start.tolist(), strict=True))
@@ -244,7 +244,12 @@ def off_by(name, timelines, nap):
     found = readings(timelines, "ms", waited=True)
     between, latency = found.between.low, found.latency.low
     costs = Costs(
-        F=nap, I=nap, W=nap, unit="ms", latency=max(0.0, latency - between), lane=(between, 0.0)
+        F=nap,
+        I=nap,
+        W=nap,
+        unit="ms",
+        latency=max(0.0, latency - between),
+        p2p_overhead=(between, 0.0),
     )
     predicted = hocket.simulate(one_by_one(hocket.build(name, p=4, m=8)), costs)
     best = min(float(t.makespan) / 1e3 for t in timelines)

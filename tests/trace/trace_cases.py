@@ -58,7 +58,7 @@ def two_streams() -> Schedule:
 
 ZERO_BUBBLE = (Kind.I, Kind.W)
 EACH_US = Costs(F=3, I=2, W=1, latency=1, unit="us", bytes=Bytes(static=1000, activation=64))
-LANES = Costs(F=30, I=20, W=10, lane=(4, 5), unit="us")
+LANES = Costs(F=30, I=20, W=10, p2p_overhead=(4, 5), unit="us")
 THIRDS = Costs(F=Fraction(1, 3), I=Fraction(2, 7), W=Fraction(1, 9), latency=1, unit="us")
 FLOATS = Costs(F=0.25, I=0.1, W=0.05, latency=1e-3, unit="s")
 

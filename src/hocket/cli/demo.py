@@ -13,7 +13,7 @@ from hocket.trace import write_trace
 
 # A four-rank cut measured in microseconds and megabytes, with blocking transfers.
 COSTS = Costs(
-    F=(80, 92, 76, 84), I=(80, 92, 76, 84), W=(40, 46, 38, 42), lane=(10, 10), unit="us",
+    F=(80, 92, 76, 84), I=(80, 92, 76, 84), W=(40, 46, 38, 42), p2p_overhead=(10, 10), unit="us",
     bytes=Bytes(
         static=(512.0, 563.2, 460.8, 537.6),
         activation=(256.0, 281.6, 230.4, 268.8),

@@ -86,16 +86,16 @@ class Costs:
 
     F, I, W, B: time per stage, one number or one a stage; B left out is I + W. FB: a slot that
     runs a forward and a backward together: "sum", "max", a number, or {"scale": x} of the sum.
-    latency: every edge between two ranks; a message never occupies a queue, unless `lane` is
-    given: (receive, send) times that every F, B, I occupies its queue before and after its work
-    (every fused slot once; W has no messages). With SEND and RECV in the order, the lane times
+    latency: every edge between two ranks; a message never occupies a queue, unless `p2p_overhead`
+    is given: (receive, send) times that every F, B, I occupies its queue before and after its work
+    (every fused slot once; W has no messages). With SEND and RECV in the order, those times
     are theirs. bandwidth: bytes per time unit, adds `bytes.message / bandwidth` to an edge.
     slice: factor of F, B, I and W for each slice of a sequence (later slices attend to more).
-    share: how many times as long work on a rank's compute queue takes while another queue of the
+    slowdown: how many times as long work on a rank's compute queue takes while another queue of the
     rank is busy (20 of 132 SMs given to messages: Fraction(132, 112)).
     cores: how many compute queues work at full speed at once, where the ranks share the cores of
     one machine; n of them work at cores/n of it. Left out: each has a core, or a device, to itself.
-    copying: how long each message between ranks keeps a shared core busy beside all that; nobody
+    comm_cpu: how long each message between ranks keeps a shared core busy beside all that; nobody
     waits for it but for the core.
     Integers and fractions are exact; one float makes all times floats.
 
@@ -109,34 +109,37 @@ class Costs:
     FB: str | Number | Mapping[str, Number] = "sum"
     latency: Number = 0
     bandwidth: Number | None = None
-    lane: tuple[Number, Number] | None = None
+    p2p_overhead: tuple[Number, Number] | None = None
     slice: tuple[Number, ...] | None = None
-    share: Number = 1
+    slowdown: Number = 1
     cores: int | None = None
-    copying: Number = 0
+    comm_cpu: Number = 0
     bytes: Bytes = field(default_factory=Bytes)
     unit: str = ""
 
     def __post_init__(self) -> None:
         _per_stage_fields(self, ["F", "I", "W", "B"], optional="B")
         normal: dict[str, Any] = {
-            x: _number(x, getattr(self, x)) for x in ("latency", "share", "copying")
+            x: _number(x, getattr(self, x)) for x in ("latency", "slowdown", "comm_cpu")
         }
         if self.bandwidth is not None:
             normal["bandwidth"] = _number("bandwidth", self.bandwidth)
             if not normal["bandwidth"]:
                 raise CostError(f"bandwidth is {self.bandwidth}; it must be above 0")
-        if normal["share"] < 1:
-            raise CostError(f"share is {self.share}; it must be 1 or more")
+        if normal["slowdown"] < 1:
+            raise CostError(f"slowdown is {self.slowdown}; it must be 1 or more")
         if self.cores is not None:
             normal["cores"] = _number("cores", self.cores, "a whole number")
             if not isinstance(normal["cores"], int) or normal["cores"] < 1:
                 raise CostError(f"cores is {self.cores}; it must be a whole number, 1 or more")
-        if self.lane is not None:
-            normal["lane"] = _row("lane", self.lane, "two numbers, (receive, send)")
-            if len(normal["lane"]) != 2:
+        if self.p2p_overhead is not None:
+            normal["p2p_overhead"] = _row(
+                "p2p_overhead", self.p2p_overhead, "two numbers, (receive, send)"
+            )
+            if len(normal["p2p_overhead"]) != 2:
                 raise CostError(
-                    f"lane is {shown(self.lane)}; it must be two numbers, (receive, send)"
+                    f"p2p_overhead is {shown(self.p2p_overhead)}; it must be two numbers, "
+                    "(receive, send)"
                 )
         if self.slice is not None:
             normal["slice"] = _row("slice", self.slice, "a list with one factor a slice")
@@ -162,8 +165,8 @@ class Costs:
             )
 
     @property
-    def whole(self) -> PerStage:
-        """Time of a whole backward: B, or I + W."""
+    def full_backward(self) -> PerStage:
+        """Time of a full backward: B, or I + W."""
         if self.B is not None:
             return self.B
         i, w = self.I, self.W
@@ -176,24 +179,24 @@ class Costs:
 
     def time(self, field: str) -> PerStage:
         """The times of a kind whose row in `deps` names this field."""
-        return self.whole if field == "B" else getattr(self, field)
+        return self.full_backward if field == "B" else getattr(self, field)
 
-    def slows(self, schedule: Schedule) -> bool:
-        """True where work may take longer while other queues are busy: see share and cores."""
+    def is_contended(self, schedule: Schedule) -> bool:
+        """True where work may take longer while other queues are busy: see slowdown and cores."""
         computing = sum(not queue.stream for queue in schedule.queues)
-        shares = self.share != 1 and len(schedule.queues) > schedule.p
-        return shares or self.crowds(computing)
+        shares = self.slowdown != 1 and len(schedule.queues) > schedule.p
+        return shares or self.shares_cores(computing)
 
-    def crowds(self, queues: int) -> bool:
+    def shares_cores(self, queues: int) -> bool:
         """True where so many compute queues share fewer cores."""
         return self.cores is not None and self.cores < queues
 
-    def raise_if_slowing(self, schedule: Schedule) -> None:
+    def raise_if_contended(self, schedule: Schedule) -> None:
         """Raises CostError where times depend on what overlaps: an order is not replayed then."""
-        if self.slows(schedule):
+        if self.is_contended(schedule):
             raise CostError(
-                "with share or cores, times depend on what overlaps; leave them out here, or use "
-                "simulate for one order after the other"
+                "with slowdown or cores, times depend on what overlaps; leave them out here, or "
+                "use simulate for one order after the other"
             )
 
     def split(self, v: int, slices: int = 1) -> Costs:
@@ -362,11 +365,11 @@ class CostTable:
             kind: per_stage(row.cost, costs.time(row.cost), n) if row.cost else (0,) * n
             for kind, row in ROWS.items()
         }
-        receive, send = costs.lane if costs.lane is not None else (0, 0)
+        receive, send = costs.p2p_overhead if costs.p2p_overhead is not None else (0, 0)
         rule, fused = fused_rule(costs.FB)
         wires = self._wires(n)
         values = [*chain.from_iterable(times.values())]
-        values += [receive, send, costs.latency, costs.copying, *wires]
+        values += [receive, send, costs.latency, costs.comm_cpu, *wires]
         if rule == "number":
             values.append(fused)
         slices = self._slice_factors()
@@ -435,14 +438,14 @@ class CostTable:
     @cached_property
     def around(self) -> tuple[Array, Array] | None:
         """What `lanes` gives; None where transfers occupy no queue."""
-        return None if self.costs.lane is None else self.lanes()
+        return None if self.costs.p2p_overhead is None else self.lanes()
 
     def lanes(self) -> tuple[Array, Array]:
         """Time each slot occupies its queue before and after its work, `[slot]` both."""
         s = self.schedule
         receive, send = self._lane
         before, after = (np.zeros(s.n_slots, dtype=self.table.dtype) for _ in range(2))
-        if self.costs.lane is None:
+        if self.costs.p2p_overhead is None:
             return before, after
         if s.has_communication:
             sends, receives, _ = zip(*MESSAGE.values(), strict=True)
@@ -456,7 +459,9 @@ class CostTable:
     @property
     def adds_up(self) -> bool:
         """True when a slot occupies its queue for the sum of its parts, and no longer."""
-        return self.costs.lane is None and (self.schedule.is_single or self._fused[0] == "sum")
+        return self.costs.p2p_overhead is None and (
+            self.schedule.is_single or self._fused[0] == "sum"
+        )
 
     def delays_of_needs(self) -> Array | None:
         """Time from the end of each need's source to who needs it, `[need, path, stage]`.
@@ -489,6 +494,7 @@ class CostTable:
 
 _PROFILES = Path(__file__).parent / "profiles"
 _KEYS = {f.name for f in fields(Costs)}
+FORMER = {"lane": "p2p_overhead", "share": "slowdown", "copying": "comm_cpu"}
 _BYTES = {"static", "activation", "held_between_I_and_W", "gradient", "message"}
 
 
@@ -521,14 +527,18 @@ def load_costs(path: str | Path) -> Costs:
 
 def costs_from(data: Mapping[str, Any]) -> Costs:
     """Costs from the plain data of a `costs.toml`."""
+    for former, name in FORMER.items():
+        if former in data and name in data:
+            raise CostError(f"{former} and {name} are both given; {former} is the former name")
+    data = {FORMER.get(key, key): value for key, value in data.items()}
     _known("key", data, _KEYS)
     values: dict[str, Any] = {k: _value(v) for k, v in data.items()}
-    lane = values.get("lane")
+    lane = values.get("p2p_overhead")
     if lane is not None:
         if not isinstance(lane, Mapping):
-            raise CostError(f"lane is {lane!r}; it must be {{ recv = x, send = y }}")
-        _known("key of lane", lane, {"recv", "send"})
-        values["lane"] = (lane.get("recv", 0), lane.get("send", 0))
+            raise CostError(f"p2p_overhead is {lane!r}; it must be {{ recv = x, send = y }}")
+        _known("key of p2p_overhead", lane, {"recv", "send"})
+        values["p2p_overhead"] = (lane.get("recv", 0), lane.get("send", 0))
     sizes = values.get("bytes", {})
     if not isinstance(sizes, Mapping):
         raise CostError(f"bytes is {sizes!r}; it must be a table [bytes]")
@@ -577,7 +587,7 @@ def _entries(given: Costs | Bytes, first: Mapping[str, Any], skip: str = "") -> 
 
 
 def _toml(key: str, value: Any) -> str:
-    if key == "lane":
+    if key == "p2p_overhead":
         value = {"recv": value[0], "send": value[1]}
     if isinstance(value, Cycle):
         value = {"cycle": tuple(value)}

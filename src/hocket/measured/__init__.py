@@ -180,8 +180,8 @@ class Readings:
 
     actions: by kind, stage and slice (0 where sequences are whole). between: from one action of a
     rank to the next when nothing is waited for. latency: what a message takes once the waiting
-    rank is free. cores: of the machine, where the ranks shared them, and copying: what each message
-    took of them beside; the times are as if each rank had a core to itself.
+    rank is free. cores: of the machine, where the ranks shared them, and comm_cpu: what each
+    message took of them beside; the times are as if each rank had a core to itself.
     """
 
     actions: dict[tuple[Kind, int, int], Spread]
@@ -191,7 +191,7 @@ class Readings:
     slices: int
     unit: str
     cores: int | None = None
-    copying: float = 0.0
+    comm_cpu: float = 0.0
 
     def costs(
         self,
@@ -202,7 +202,7 @@ class Readings:
         bandwidth: float | None = None,
         message: float = 0.0,
     ) -> Costs:
-        """Costs that predict such a timeline: typical actions, typical gaps as receive lane.
+        """Costs that predict such a timeline: typical actions, typical gaps as receive overhead.
 
         time, gap: what is typical of actions, and of what lies between them ("low", the lower
         quartile, where long ones are those of a busy machine). A kind that the order does not
@@ -221,8 +221,8 @@ class Readings:
         latency = max(0.0, getattr(self.latency, gap) - lane - size)
         return Costs(
             F=tuple(x or 0.0 for x in f), I=tuple(i), W=tuple(w), B=tuple(b), latency=latency,
-            bandwidth=bandwidth, lane=(lane, 0.0), bytes=sizes or Bytes(), unit=self.unit,
-            slice=self._factors(time), cores=self.cores, copying=self.copying,
+            bandwidth=bandwidth, p2p_overhead=(lane, 0.0), bytes=sizes or Bytes(), unit=self.unit,
+            slice=self._factors(time), cores=self.cores, comm_cpu=self.comm_cpu,
         )  # fmt: skip
 
     def _by_stage(self, kind: Kind, time: Typical) -> list[Any]:
@@ -261,7 +261,7 @@ class Readings:
 
 def readings(
     timelines: Sequence[Timeline], unit: str | None = None, *, waited: bool = False,
-    cores: int | None = None, copying: float = 0.0,
+    cores: int | None = None, comm_cpu: float = 0.0,
 ) -> Readings:  # fmt: skip
     """The times of all actions of these timelines of one schedule, put together.
 
@@ -269,7 +269,7 @@ def readings(
     own ranks record it, and not where the message came. What passes between two actions is then
     what does after a message that was surely there; where nothing does, nothing is told. cores:
     of the one machine, where more ranks than that computed on it; left out: each had its own.
-    copying: how long each message kept one of these busy, in the result's unit.
+    comm_cpu: how long each message kept one of these busy, in the result's unit.
     """
     actions: dict[tuple[Kind, int, int], list[float]] = {}
     gaps = _Gaps([], [], [])
@@ -281,7 +281,7 @@ def readings(
         codes = timeline.schedule.codes
         single = timeline.schedule.widths[timeline.schedule.slot_of_action] == 1
         kinds, stages, parts = kinds_of(codes), stages_of(codes), mbs_of(codes) % slices
-        alone = _alone(timeline.schedule, start, end, cores, copying)
+        alone = _alone(timeline.schedule, start, end, cores, comm_cpu)
         took = np.zeros(len(codes))
         for r, own in enumerate(_of_ranks(timeline.schedule)):
             took[own] = alone(r, start[own], end[own])
@@ -299,14 +299,16 @@ def readings(
     return Readings(
         {key: spread_of(times) for key, times in actions.items()},
         spread_of(between), latency, first.schedule.placement.n_stages, slices,
-        unit or first.unit, cores, copying if cores else 0.0,
+        unit or first.unit, cores, comm_cpu if cores else 0.0,
     )  # fmt: skip
 
 
 Alone = Callable[[int, Any, Any], Any]  # rank, times from, times to
 
 
-def _alone(s: Schedule, start: Array, end: Array, cores: int | None, copying: float = 0.0) -> Alone:
+def _alone(
+    s: Schedule, start: Array, end: Array, cores: int | None, comm_cpu: float = 0.0
+) -> Alone:
     """How long a rank would have taken between two times with a core to itself.
 
     While n ranks compute, or would if they had one of the cores, or messages are copied, each is
@@ -317,7 +319,7 @@ def _alone(s: Schedule, start: Array, end: Array, cores: int | None, copying: fl
     kinds = kinds_of(s.codes)
     computes = IS_WORK[kinds]
     sent = start[np.isin(kinds, [send for send, _, _ in MESSAGE.values()])]
-    at = np.unique(np.concatenate([start[computes], end[computes], sent, sent + copying]))
+    at = np.unique(np.concatenate([start[computes], end[computes], sent, sent + comm_cpu]))
 
     def running(begin: Array, until: Array) -> Array:
         """How many of these run in each stretch of time."""
@@ -327,7 +329,7 @@ def _alone(s: Schedule, start: Array, end: Array, cores: int | None, copying: fl
     busy = np.array(
         [running(start[own & computes], end[own & computes]) > 0 for own in _of_ranks(s)]
     )
-    others = busy.sum(axis=0) - busy + running(sent, sent + copying)
+    others = busy.sum(axis=0) - busy + running(sent, sent + comm_cpu)
     speed = np.minimum(1.0, cores / (1 + others))[:, :-1]
     clock = np.zeros(busy.shape)
     np.cumsum(speed * np.diff(at), axis=1, out=clock[:, 1:])

@@ -283,7 +283,7 @@ def n_layers(layers: Costs) -> int:
 def layer_loads(layers: Costs) -> list[Number]:
     """Time of forward and backward of each layer."""
     n = n_layers(layers)
-    f, b = per_stage("F", layers.F, n), per_stage("B", layers.whole, n)
+    f, b = per_stage("F", layers.F, n), per_stage("B", layers.full_backward, n)
     return [x + y for x, y in zip(f, b, strict=True)]
 
 

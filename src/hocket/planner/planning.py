@@ -357,7 +357,7 @@ class _Planning:
         best = min(finalists, key=lambda x: (float(x[0]), x[1].placement.weight_copies))
         margin = self.request.margin
         if margin is None:
-            margin = _UNSURE if best[2].crowds(best[1].p) else 0.0
+            margin = _UNSURE if best[2].shares_cores(best[1].p) else 0.0
         if not margin:
             return best
 
@@ -398,7 +398,7 @@ class _Planning:
         some = [c for c in contests if saves(c.variant.costs)]
         for c in some:
             c.bound = self._floor_of(c)
-        some = [c for c in some if c.variant.costs.lane is None]
+        some = [c for c in some if c.variant.costs.p2p_overhead is None]
         some = [c for c in some if not is_crowded(c.variant.problem)]
         if not some or self.interrupted:
             return
@@ -434,7 +434,7 @@ class _Planning:
 
     def _floor_of(self, contest: _Contest) -> Bound:
         """The bound of a contest for all orders, those with slots of two among them."""
-        if contest.variant.costs.lane is None and not saves(contest.variant.costs):
+        if contest.variant.costs.p2p_overhead is None and not saves(contest.variant.costs):
             return contest.bound
         return Pairing.of(contest.variant.problem, self.request.objective).bound
 
@@ -445,7 +445,7 @@ class _Planning:
             same = c.variant.placement == made.placement
             if same and c.variant.problem.order_of(made) is not None:
                 return c.bound
-        if saves(costs) or (costs.lane is not None and not made.is_single):
+        if saves(costs) or (costs.p2p_overhead is not None and not made.is_single):
             if made.placement.slices > 1:
                 return Bound(0, "no bound of slices with slots of two actions")
             kinds = SPLIT if made.has_split_backward else FULL

@@ -44,14 +44,15 @@ def as_json(plan: Plan) -> dict[str, Any]:
 
 FUSED = (
     "a forward and a backward in one slot are cheaper here than apart, but only registered "
-    "schedules have such slots: the search makes none where ranks share cores, or for a lane"
+    "schedules have such slots: the search makes none where ranks share cores, or for the sake of "
+    "p2p_overhead"
 )
 
 
 def misses_slots_of_two(plan: Plan) -> bool:
     """True where slots of a forward and a backward may be cheaper, but are not searched for."""
-    costs, lane = plan.costs, plan.costs.lane is not None
-    return lane or (saves(costs) and costs.crowds(plan.schedule.p))
+    costs, lane = plan.costs, plan.costs.p2p_overhead is not None
+    return lane or (saves(costs) and costs.shares_cores(plan.schedule.p))
 
 
 def as_text(plan: Plan) -> str:
@@ -68,7 +69,7 @@ def as_text(plan: Plan) -> str:
         out.append("ended by an interrupt: this is the best so far")
     if misses_slots_of_two(plan):
         out.append(FUSED)
-    if plan.costs.crowds(s.p):
+    if plan.costs.shares_cores(s.p):
         out.append(
             f"{s.p} ranks share {plan.costs.cores} cores: all are timed so, but the search looks "
             "for orders as if each had its own"
@@ -95,7 +96,7 @@ def _bound_line(plan: Plan) -> str:
     if not plan.bound.value:
         return plan.bound.argument
     line = f"no order of this placement{f' with {chosen}' if chosen else ''} "
-    if plan.costs.lane is not None and not saves(plan.costs) and plan.schedule.is_single:
+    if plan.costs.p2p_overhead is not None and not saves(plan.costs) and plan.schedule.is_single:
         line += "without slots of two "
     line += "is below "
     line += f"{format_time(plan.bound.value, unit)} ({plan.bound.argument}): "

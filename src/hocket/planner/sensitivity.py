@@ -91,13 +91,13 @@ def _others(request: Request) -> list[tuple[str, Request]]:
         key = "costs" if request.layers is None else "layers"
         return replace(request, **{key: replace(costs, **changes)})
 
-    if costs.latency or costs.bandwidth or any(costs.lane or ()):
+    if costs.latency or costs.bandwidth or any(costs.p2p_overhead or ()):
         bandwidth = None if costs.bandwidth is None else quotient(costs.bandwidth * 11, 10)
-        lane = costs.lane and tuple(quotient(x * 10, 11) for x in costs.lane)
+        lane = costs.p2p_overhead and tuple(quotient(x * 10, 11) for x in costs.p2p_overhead)
         latency = quotient(costs.latency * 10, 11)
-        faster = priced(latency=latency, bandwidth=bandwidth, lane=lane)
+        faster = priced(latency=latency, bandwidth=bandwidth, p2p_overhead=lane)
         out.append(("links are 10 % faster", faster))
-    if costs.crowds(min(request.ranks)):
+    if costs.shares_cores(min(request.ranks)):
         out.append(("a core for every rank", priced(cores=None)))
     out.append(("one more microbatch", replace(request, m=request.m + 1)))
     out.append(("twice the microbatches", replace(request, m=2 * request.m)))

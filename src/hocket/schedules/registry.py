@@ -244,13 +244,13 @@ def closed_form(found: Entry, settings: dict[str, Any], costs: Costs) -> Number 
 
 def _equal_stages(costs: Costs) -> dict[str, Any] | None:
     """Times by name, or None where stages differ or messages take more than a latency."""
-    per_stage: dict[str, Any] = {"F": costs.F, "I": costs.I, "W": costs.W, "B": costs.whole}
+    per_stage: dict[str, Any] = {"F": costs.F, "I": costs.I, "W": costs.W, "B": costs.full_backward}
     for name, value in per_stage.items():
         distinct = set(value) if isinstance(value, tuple) else {value}
         if len(distinct) > 1:
             return None
         per_stage[name] = distinct.pop()
-    if costs.lane is not None or costs.bandwidth is not None or costs.slice is not None:
+    if costs.p2p_overhead is not None or costs.bandwidth is not None or costs.slice is not None:
         return None
     f: Any = per_stage["F"]
     b: Any = per_stage["B"]

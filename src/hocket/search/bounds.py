@@ -47,7 +47,7 @@ def lower_bounds(schedule: Schedule, costs: Costs) -> tuple[Bound, ...]:
     )
     alone = Bound(_plain(chain), "one microbatch alone takes that long there and back")
     computes = np.array([not queue.stream for queue in schedule.queues])
-    if costs.cores is None or not costs.crowds(computes.sum()):
+    if costs.cores is None or not costs.shares_cores(computes.sum()):
         return work, alone
     return work, alone, shared_bound(table.ticks.value(busy[computes].sum()), costs.cores)
 

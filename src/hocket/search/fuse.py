@@ -50,10 +50,12 @@ def loops() -> Any:
 def saves(costs: Costs) -> bool:
     """True where FB itself may make a slot of a forward and a backward cheaper than the two apart.
 
-    With a lane such a slot is cheaper too, but only in a simulation: a run pays it for both.
+    With a p2p_overhead such a slot is cheaper too, but only in a simulation: a run pays for both.
     """
     rule, x = fused_rule(costs.FB)
-    whole = costs.whole if isinstance(costs.whole, tuple) else (costs.whole,)
+    whole = (
+        costs.full_backward if isinstance(costs.full_backward, tuple) else (costs.full_backward,)
+    )
     forward = costs.F if isinstance(costs.F, tuple) else (costs.F,)
     cheaper = {"sum": False, "max": True, "scale": x < 1, "number": x < max(forward) + max(whole)}
     return cheaper[rule]

@@ -41,7 +41,7 @@ class Incremental:
     ) -> None:
         if schedule.has_communication:
             raise ScheduleError(f"{schedule.name} has SEND and RECV actions; strip them first")
-        costs.raise_if_slowing(schedule)
+        costs.raise_if_contended(schedule)
         g = graph(schedule)
         if g.stuck or g.n_open:
             raise ScheduleError(f"{schedule.name} cannot run; `check` says why")

@@ -23,7 +23,7 @@ def best_bound(problem: Problem, objective: str) -> Bound:
 
 def is_crowded(problem: Problem) -> bool:
     """True where the ranks share fewer cores than they are."""
-    return problem.costs.crowds(problem.placement.p)
+    return problem.costs.shares_cores(problem.placement.p)
 
 
 def crowded_bound(problem: Problem, objective: str) -> Bound:

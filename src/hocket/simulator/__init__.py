@@ -20,12 +20,12 @@ def simulate(schedule: Schedule, costs: Costs = UNIT, *, blocking: bool = False)
     """The timeline of a schedule under these costs; every slot starts as early as it can.
 
     blocking: a RECV in the order holds its queue until the message is there (always so when the
-    costs have a lane).
+    costs have a p2p_overhead).
 
     Raises: ScheduleError where the schedule cannot run, CostError where the costs do not fit.
     """
-    blocking = blocking or costs.lane is not None
-    if costs.slows(schedule):
+    blocking = blocking or costs.p2p_overhead is not None
+    if costs.is_contended(schedule):
         from hocket.simulator.contention import simulate_shared
 
         timeline = simulate_shared(schedule, costs, blocking=blocking)

@@ -24,17 +24,19 @@ def simulate_shared(
 ) -> Timeline:
     """The timeline in which a compute queue slows while other queues are busy.
 
-    Work takes `costs.share` times as long while another queue of the rank is busy, and n/cores
-    times while n > `costs.cores` compute queues and messages (see `copying`) are; every slot starts
-    as early as it can. Exact for whole numbers and fractions; where nothing slows it equals
+    Work takes `costs.slowdown` times as long while another queue of the rank is busy, and n/cores
+    times while n > `costs.cores` compute queues and messages (see `comm_cpu`) are; every slot
+    starts as early as it can. Exact for whole numbers and fractions; where nothing slows it equals
     `simulate`. fragment: the order is a piece of a schedule; what it needs and does not hold has
     ended before it starts.
 
     Raises: ScheduleError where the schedule cannot run, CostError where the costs do not fit.
     """
-    if costs.lane is not None and costs.share != 1:
-        raise CostError("share and lane together: a lane's transfers have no queue to share; "
-                        "leave one out")  # fmt: skip
+    if costs.p2p_overhead is not None and costs.slowdown != 1:
+        raise CostError(
+            "slowdown and p2p_overhead together: blocking transfers have no queue of their own; "
+            "leave one out"
+        )
     if not fragment and not is_complete(schedule):
         check(schedule).raise_if_bad()
     g, table = graph(schedule, blocking=blocking), CostTable(costs, schedule)
@@ -93,12 +95,12 @@ class _Events:
     ) -> None:
         s = g.schedule
         self.g, self.durations, self.delays = g, durations, delays
-        self.share = costs.share if ticks.exact else float(costs.share)
+        self.slowdown = costs.slowdown if ticks.exact else float(costs.slowdown)
         self.cores, self.exact = costs.cores, ticks.exact
         sources = np.unique(g.source[g.crosses]) if costs.cores else np.empty(0, dtype=np.int64)
         sent = np.bincount(g.node_of_action[sources], minlength=g.n_nodes)
-        self.copying = [n * costs.copying * ticks.scale for n in sent.tolist()]
-        self.copies: dict[int, Any] = {}  # what is left of copying the messages of each node
+        self.comm_cpu = [n * costs.comm_cpu * ticks.scale for n in sent.tolist()]
+        self.copies: dict[int, Any] = {}  # CPU time left for the messages of each node
         self.chains = g.chains.tolist()
         self.cursor = self.chains[:-1]
         first = g.first_action[np.minimum(self.cursor, max(g.n_nodes - 1, 0))]
@@ -139,7 +141,7 @@ class _Events:
         """How many times as long what runs now takes meanwhile."""
         busy = {self.rank[c] for c in self.left if not self.computes[c]}
         return {
-            c: crowd * (self.share if self.rank[c] in busy else 1) if self.computes[c] else 1
+            c: crowd * (self.slowdown if self.rank[c] in busy else 1) if self.computes[c] else 1
             for c in self.left
         }
 
@@ -176,8 +178,8 @@ class _Events:
         node = self.cursor[chain]
         self.end[node] = now
         self.cursor[chain] += 1
-        if self.copying[node]:
-            self.copies[node] = self.copying[node]
+        if self.comm_cpu[node]:
+            self.copies[node] = self.comm_cpu[node]
 
     def _ready(self, node: int) -> Any:
         """When all that a node needs is there; None while something has not ended."""

@@ -58,8 +58,8 @@ def simulate_samples(
         return _replayed(g, len(costs), base, lambda part: _given(g, costs[part]))
     if not costs:
         raise CostError("no costs are given")
-    if any((c.lane is None) != (costs[0].lane is None) for c in costs):
-        raise CostError("some costs have a lane and some do not; replay them apart")
+    if any((c.p2p_overhead is None) != (costs[0].p2p_overhead is None) for c in costs):
+        raise CostError("some costs have a p2p_overhead and some do not; replay them apart")
     g = _runnable(schedule, costs[0])
     tables = [CostTable(c, schedule) for c in costs]
     whole = all(t.ticks.scale == 1 for t in tables)
@@ -124,12 +124,12 @@ def _outcome(schedule: Schedule, costs: Costs) -> Outcome:
 
 
 def _runnable(schedule: Schedule, costs: Costs) -> Graph:
-    costs.raise_if_slowing(schedule)
-    g = graph(schedule, blocking=costs.lane is not None)
+    costs.raise_if_contended(schedule)
+    g = graph(schedule, blocking=costs.p2p_overhead is not None)
     if not is_complete(schedule):
         check(schedule).raise_if_bad()
     if g.stuck or g.n_open:
-        raise_fault(schedule, blocking=costs.lane is not None)
+        raise_fault(schedule, blocking=costs.p2p_overhead is not None)
     return g
 
 
@@ -189,7 +189,7 @@ def _blocks(
 def _last_nodes(g: Graph) -> tuple[Array, Array]:
     """The last node that occupies each queue, and the rank of each queue that does work.
 
-    Messages occupy a queue where they block it, with a lane.
+    Messages occupy a queue where they block it, with a p2p_overhead.
     """
     s = g.schedule
     if not s.has_communication:

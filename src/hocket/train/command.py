@@ -141,13 +141,13 @@ class Outcome(NamedTuple):
 
 def train(tell: Tell, settings: Settings) -> dict[str, Any] | None:
     """All of a run on one rank; rank 0 returns what is to be shown."""
-    from hocket.train.training import Trainer, copying, counted, run
+    from hocket.train.training import Trainer, comm_cpu, counted, run
 
     trainers = [Trainer(replace(settings, schedule=one.schedule)) for one in settings.orders]
     first = trainers[0]
     runs = run(trainers, _told_by_first(tell, first.rank))
     seconds = counted(runs, first.pipeline.device) if len(runs) > 1 else []
-    copied = copying(trainers, runs)
+    copied = comm_cpu(trainers, runs)
     if first.rank != 0:
         return None
     outcomes = [
@@ -212,7 +212,7 @@ def costs_of_file(settings: Settings, schedule: Schedule) -> Costs | None:
     return recut(costs, settings.schedule, schedule)
 
 
-def _outcome(settings: Settings, schedule: Schedule, run: Run, copying: float) -> Outcome:
+def _outcome(settings: Settings, schedule: Schedule, run: Run, comm_cpu: float) -> Outcome:
     """What a run of a schedule was like, and what was to be expected."""
     from hocket.simulator import simulate
     from hocket.train.profile import own_costs, typical
@@ -221,7 +221,7 @@ def _outcome(settings: Settings, schedule: Schedule, run: Run, copying: float) -
     if settings.costs:
         costs = costs_of_file(settings, schedule)
     else:
-        costs = own_costs(run.timelines, seen, counted_cores(settings), copying)
+        costs = own_costs(run.timelines, seen, counted_cores(settings), comm_cpu)
     if costs is None:
         numbers = (s.placement.n_stages for s in (settings.schedule, schedule))
         why = "{} is for {} stages, and it has {}".format(settings.costs, *numbers)
@@ -310,13 +310,13 @@ def measure(tell: Tell, settings: Settings) -> dict[str, Any] | None:
     from hocket.costs import costs_toml
     from hocket.measured import bandwidth_of, fused_of, readings, together
     from hocket.train.profile import bytes_of, messages_of, profile_text
-    from hocket.train.training import Trainer, copying, run
+    from hocket.train.training import Trainer, comm_cpu, run
 
     trainers = [Trainer(replace(settings, schedule=one.schedule)) for one in settings.orders]
     trainer = trainers[0]
     calls = trainer.calls_seen()
     runs = run(trainers, _told_by_first(tell, trainer.rank), kept=settings.steps)
-    copied = copying(trainers, runs)
+    copied = comm_cpu(trainers, runs)
     probes = trainer.probes(calls)
     messages = messages_of(probes, settings.schedule.placement)
     links = trainer.links(max(messages, default=0))
@@ -324,7 +324,7 @@ def measure(tell: Tell, settings: Settings) -> dict[str, Any] | None:
         return None
     shared = counted_cores(settings)
     each = [
-        readings(one.timelines, "ms", waited=True, cores=shared, copying=ms)
+        readings(one.timelines, "ms", waited=True, cores=shared, comm_cpu=ms)
         for one, ms in zip(runs, copied, strict=True)
     ]
     seen = each[0] if len(each) == 1 else together(*each)
@@ -350,7 +350,7 @@ def _note(settings: Settings, runs: Sequence[Run], left: bool) -> list[str]:
         f"m={settings.sequences}, {settings.model}, batch {settings.batch}",
         f"medians of {len(runs[0].timelines)} steps"
         + (", of as many with split backwards" if len(runs) > 1 else "")
-        + "; lane.recv is the time between two actions",
+        + "; p2p_overhead.recv is the time between two actions",
     ]
     if settings.schedule.p == 1:
         note.append("one rank: no messages, so no latency and no bandwidth were measured")
@@ -361,8 +361,8 @@ def _note(settings: Settings, runs: Sequence[Run], left: bool) -> list[str]:
         note += [
             f"{settings.nproc} ranks shared {shared} cores: times are those of a rank with a core "
             f"to itself, and cores = {shared}",
-            "says that they share (copying: ms of them for each message); delete that line to plan "
-            "for a machine with a core a rank",
+            "says that they share (comm_cpu: ms of them for each message); delete that line to "
+            "plan for a machine with a core a rank",
         ]
     elif shared_cores(settings) is not None:
         note.append(

@@ -28,14 +28,14 @@ def typical(timelines: Sequence[Timeline]) -> Timeline:
 
 
 def own_costs(
-    timelines: Sequence[Timeline], one: Timeline, cores: int | None = None, copying: float = 0.0
+    timelines: Sequence[Timeline], one: Timeline, cores: int | None = None, comm_cpu: float = 0.0
 ) -> Costs:
     """Costs in ms that predict one of the timelines: its own mean actions, gaps of all of them.
 
-    cores: those that the ranks shared. copying: ms of these for each message.
+    cores: those that the ranks shared. comm_cpu: ms of these for each message.
     """
-    actions = readings([one], "ms", cores=cores, copying=copying).actions
-    seen = readings(timelines, "ms", waited=True, cores=cores, copying=copying)
+    actions = readings([one], "ms", cores=cores, comm_cpu=comm_cpu).actions
+    seen = readings(timelines, "ms", waited=True, cores=cores, comm_cpu=comm_cpu)
     return replace(seen, actions=actions).costs("mean", "low")
 
 

@@ -343,7 +343,7 @@ def counted(runs: Sequence[Run], device: torch.device) -> list[list[float]]:
     return longest.tolist()
 
 
-def copying(trainers: Sequence[Trainer], runs: Sequence[Run]) -> list[float]:
+def comm_cpu(trainers: Sequence[Trainer], runs: Sequence[Run]) -> list[float]:
     """Milliseconds of a core that each message took in threads of its own, `[run]`. Collective.
 
     0 where other threads compute too, or there are no messages.

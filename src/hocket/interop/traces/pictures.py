@@ -247,8 +247,8 @@ def _costs(timeline: Timeline, blocks: Sequence[Block]) -> Costs:
     receive, send = max(x.before for x in blocks), max(x.after for x in blocks)
     costs = Costs(
         F=_filled(f), I=_filled(i), W=_filled(w), B=_filled(b),
-        lane=(_exact(Fraction(receive)), _exact(Fraction(send))) if receive or send else None,
-        latency=_latency(timeline), unit="us",
+        p2p_overhead=(_exact(Fraction(receive)), _exact(Fraction(send)))
+        if receive or send else None, latency=_latency(timeline), unit="us",
     )  # fmt: skip
     return _with_fused(costs, blocks)
 
@@ -284,7 +284,7 @@ def _with_fused(costs: Costs, blocks: Sequence[Block]) -> Costs:
         Kind.F: costs.F,
         Kind.I: costs.I,
         Kind.W: costs.W,
-        Kind.B: costs.whole,
+        Kind.B: costs.full_backward,
     }
     single = [[tables[a.kind][a.stage] for a in actions] for actions, _ in fused]
     if all(x == sum(parts) for (_, x), parts in zip(fused, single, strict=True)):
