@@ -85,7 +85,7 @@ def test_costs_of_ranks_that_shared_cores_come_back_as_if_each_had_its_own(data)
     )  # fmt: skip
     seen = replace(simulate(one_by_one(s), costs), measured=True)
     back = readings([seen], cores=cores).costs()
-    for kind in ("F", "I", "W") if s.has_split_backward else ("F", "whole"):
+    for kind in ("F", "I", "W") if s.has_split_backward else ("F", "full_backward"):
         assert getattr(back, kind) == pytest.approx(getattr(costs, kind))
     assert back.cores == cores
     assert simulate(one_by_one(s), back).makespan >= seen.makespan - 8

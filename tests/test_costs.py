@@ -244,7 +244,7 @@ def test_lists_numpy_and_decimal_numbers_become_pythons_own():
 def test_sums_of_numpy_integers_do_not_wrap():
     costs = Costs(F=np.int64(2**61), B=np.int64(2**61))
     assert simulate(build("1f1b", p=2, m=2), costs).makespan == 3 * 2.0**62
-    assert Costs(I=np.int8(100), W=np.int8(100)).whole == 200
+    assert Costs(I=np.int8(100), W=np.int8(100)).full_backward == 200
 
 
 def test_a_cycle_stays_a_cycle():

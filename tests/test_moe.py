@@ -152,7 +152,7 @@ def test_cycle_in_a_costs_file_repeats_over_the_stages():
     costs = costs_from(tomllib.loads("F = { cycle = [1, 2] }\nI = { cycle = [3] }\nW = [0, 4, 1]"))
     assert Cycle((1, 2)) == costs.F
     assert costs.full_backward == (3, 7, 4)
-    assert Costs(I=Cycle((1, 2)), W=Cycle((1, 2, 3))).whole == Cycle((2, 4, 4, 3, 3, 5))
+    assert Costs(I=Cycle((1, 2)), W=Cycle((1, 2, 3))).full_backward == Cycle((2, 4, 4, 3, 3, 5))
     assert simulate(build("gpipe", p=3, m=1), costs).makespan == 1 + 2 + 1 + 3 + 7 + 4
     assert Cycle((Fraction(1, 2), Fraction(1, 2), 1, 1)) == costs.split(2).F
 
