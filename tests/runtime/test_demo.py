@@ -33,9 +33,24 @@ def losses_of(all_settings):
 
 
 def losses_alone(one):
-    from hocket.train.training import unpipelined
+    """The same run without any schedule, microbatch by microbatch, its sequences whole."""
+    import torch
 
-    return unpipelined(one)
+    from hocket.train.training import Adam, task_from
+
+    task, placement = task_from(one, slices=1), one.schedule.placement
+    model = torch.nn.Sequential(*(task.build(s) for s in range(placement.n_stages)))
+    optimizer, losses = Adam(model.parameters(), one.lr), []
+    for index in range(one.steps):
+        inputs, targets = task.batch(index)
+        m, total = placement.m // placement.slices, 0.0
+        for x, y in zip(torch.tensor_split(inputs, m), torch.tensor_split(targets, m), strict=True):
+            loss = task.loss(model(x), y) * (len(y) / len(targets))
+            loss.backward()
+            total += float(loss.detach())
+        optimizer.step()
+        losses.append(total)
+    return losses
 
 
 # --- the tests -------------------------------------------------------------------------------

@@ -9,11 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hocket.interop.torch.runtime import torch_schedule
-    from hocket.runtime.pipeline import Pipeline
+    from hocket.runtime.pipeline import Hooks, Pipeline
 
-_HOME = {"Pipeline": "hocket.runtime.pipeline", "torch_schedule": "hocket.interop.torch.runtime"}
+_HOME = {
+    "Hooks": "hocket.runtime.pipeline",
+    "Pipeline": "hocket.runtime.pipeline",
+    "torch_schedule": "hocket.interop.torch.runtime",
+}
 
-__all__ = ["Pipeline", "torch_schedule"]
+__all__ = ["Hooks", "Pipeline", "torch_schedule"]
 
 
 def __getattr__(name: str) -> Any:

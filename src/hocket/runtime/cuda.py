@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hocket.ir import Kind, Placement
+from hocket.deps import OFFSET
+from hocket.ir import Placement
 from hocket.runtime.execute import Execution, Parts
 from hocket.runtime.program import Program, Role
 from hocket.runtime.queues import QueueExecution
@@ -129,10 +130,9 @@ class StreamExecution(QueueExecution):
     def _lend(self, i: int) -> None:
         """Keeps the memory of what was handed on from being used again too early."""
         kind, stage, mb = self.program.action(self.program.entries[i])
-        stages = self.parts.stages
-        forward = kind == Kind.F
-        given = stages[stage + 1].inputs[mb] if forward else stages[stage - 1].gradients[mb]
-        for tensor in tensors_of(given):
+        offset = int(OFFSET[kind])
+        to = self.parts.stages[stage + offset]
+        for tensor in tensors_of((to.inputs if offset > 0 else to.gradients)[mb]):
             for stream in self.streams:
                 tensor.record_stream(stream)
 

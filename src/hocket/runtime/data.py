@@ -1,17 +1,79 @@
-"""A batch cut into microbatches, and those into slices; how much each of them weighs."""
+"""A batch on its way through the stages: cut, weighed, put into them, and its loss summed."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from hocket.errors import RunError
+from hocket.runtime.execute import Execution
+from hocket.runtime.stage import Stage
+from hocket.runtime.transport import Wire
 from hocket.runtime.values import map_tensors, tensors_of
+
+
+class Batch(NamedTuple):
+    """What a step is given; `weights` is None where each microbatch weighs as its rows do."""
+
+    inputs: Any
+    targets: Any
+    weights: Sequence[float] | None = None
+
+    @property
+    def ready(self) -> bool:
+        """Whether its microbatches are made already, or weighed."""
+        given = isinstance(self.inputs, list) or isinstance(self.targets, list)
+        return given or self.weights is not None
+
+
+def load(batch: Batch, execution: Execution, device: torch.device) -> None:
+    """Puts a rank's microbatches into its first and last stages.
+
+    Raises: RunError for a batch that lacks a part that this rank needs, or cannot be cut.
+    """
+    parts, placement = execution.parts, execution.program.schedule.placement
+    rank, m, slices = execution.program.rank, placement.m, placement.slices
+    if parts.first:
+        if batch.inputs is None:
+            raise RunError(f"rank {rank} runs stage 0, so it needs inputs")
+        values = microbatches(batch.inputs, m, "inputs", device, slices)
+        for mb in parts.first:
+            parts.stages[0].inputs[mb] = (values[mb],)
+    for stage in parts.stages.values():
+        stage.targets[:] = [None] * m
+    last = [(parts.stages[s], mb) for s, mbs in parts.last.items() for mb in mbs]
+    if not last or (batch.targets is None and not parts.training):
+        return
+    missing = "targets" if batch.targets is None else "loss=" if last[0][0].loss is None else ""
+    if missing:
+        raise RunError(f"rank {rank} runs the last stage, so it needs {missing}")
+    values = microbatches(batch.targets, m, "targets", device, slices)
+    weights = shares(values, batch.weights, slices)
+    for stage, mb in last:
+        stage.targets[mb] = (values[mb],)
+        stage.weights = weights
+
+
+def total(stages: Mapping[int, Stage], wire: Wire | None) -> Tensor | None:
+    """The weighted sum of the losses, added in the order of the microbatches; collective."""
+    m = max(len(stage.losses) for stage in stages.values())
+    losses = torch.zeros(m + 1, dtype=torch.float64)  # the last one: how many ranks have any
+    for stage in stages.values():
+        there = [mb for mb, loss in enumerate(stage.losses) if loss is not None]
+        if there:
+            values = torch.stack([loss for loss in stage.losses if loss is not None])
+            weights = torch.tensor([stage.weights[mb] for mb in there], dtype=torch.float64)
+            losses[there] = values.double().cpu() * weights
+            losses[m] = 1
+            stage.losses[:] = [None] * len(stage.losses)
+    if wire is not None:
+        wire.wait(wire.group.allreduce([losses]))
+    return losses[:m].sum() if losses[m] else None
 
 
 def microbatches(

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from hocket.deps import EFFECTS
-from hocket.ir import Kind, Schedule
+from hocket.errors import UsageError
+from hocket.ir import Schedule
 from hocket.runtime.execute import Execution, Parts
 from hocket.runtime.program import Entry, Program, Role
 from hocket.runtime.queues import QueueExecution, side_by_side, waiting
@@ -178,8 +179,7 @@ class ReadyExecution(Execution):
     def _here(self, unit: Unit) -> bool:
         for i in unit.waits:
             action = self.program.action(self.program.entries[i])
-            ends = self.parts.up if action.kind == Kind.RECV_F else self.parts.down
-            *_, works = ends[action.stage].posted[action.mb]
+            *_, works = self.parts.boundary(action).posted[action.mb]
             if not all(work.done for work in works):
                 return False
         return True
@@ -222,6 +222,13 @@ DISPATCH: dict[str, tuple[type[Wire], Callable[[Program, Parts, Any], Execution]
 """Name of a way to dispatch: the wire and the execution it uses."""
 
 
-def usual(schedule: Schedule) -> str:
-    """The way to dispatch that is taken where none is asked for."""
-    return "queues" if side_by_side(schedule) else "receive"
+def chosen(dispatch: str | None, schedule: Schedule) -> str:
+    """The way to dispatch: this one, or where none is asked for the usual one of the schedule.
+
+    Raises: UsageError for a name that is none.
+    """
+    if dispatch is None:
+        return "queues" if side_by_side(schedule) else "receive"
+    if dispatch not in DISPATCH:
+        raise UsageError(f"there is no dispatch {dispatch!r}; choose from {', '.join(DISPATCH)}")
+    return dispatch

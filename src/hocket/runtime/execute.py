@@ -9,7 +9,8 @@ from time import perf_counter_ns
 import numpy as np
 import torch
 
-from hocket.ir import Kind
+from hocket.deps import OFFSET, SENDS
+from hocket.ir import Action, Kind
 from hocket.runtime.program import Entry, Program, Role
 from hocket.runtime.stage import Stage
 from hocket.runtime.transport import Downstream, Upstream, Wire
@@ -30,6 +31,18 @@ class Parts:
     """Stage -> the microbatches whose path ends there on this rank."""
     training: bool
 
+    def boundary(self, action: Action) -> Downstream | Upstream:
+        """The boundary of the action's stage that a message crosses."""
+        leaves = (action.kind in SENDS) == (OFFSET[action.kind] > 0)
+        return (self.down if leaves else self.up)[action.stage]
+
+    def check_clean(self) -> None:
+        """Raises AssertionError where something is left over after a step."""
+        left = [text for stage in self.stages.values() for text in stage.leftovers()]
+        assert not left, f"left over after the step: {', '.join(left)}"
+        ends = (*self.up.values(), *self.down.values())
+        assert all(end.quiet for end in ends), "messages left over after the step"
+
 
 def _forward(parts: Parts, stage: int, mb: int) -> Call:
     s = parts.stages[stage]
@@ -38,7 +51,17 @@ def _forward(parts: Parts, stage: int, mb: int) -> Call:
     return s.evaluate_loss if mb in parts.last[stage] else s.evaluate
 
 
-def _send_forward(parts: Parts, stage: int, mb: int) -> Call:
+Bind = Callable[[Parts, int, int], Call]
+TABLE: dict[Kind, Bind] = {
+    Kind.F: _forward,
+    Kind.B: lambda parts, stage, mb: parts.stages[stage].backward,
+    Kind.I: lambda parts, stage, mb: parts.stages[stage].input_backward,
+    Kind.W: lambda parts, stage, mb: parts.stages[stage].weight_backward,
+}
+"""What a kind of work calls, given its stage and microbatch. A new kind is one entry."""
+
+
+def _send_output(parts: Parts, stage: int, mb: int) -> Call:
     results, send = parts.stages[stage].results, parts.down[stage].send
 
     def send_output(mb: int) -> None:
@@ -48,7 +71,7 @@ def _send_forward(parts: Parts, stage: int, mb: int) -> Call:
     return send_output
 
 
-def _send_backward(parts: Parts, stage: int, mb: int) -> Call:
+def _send_gradients(parts: Parts, stage: int, mb: int) -> Call:
     returns, send = parts.stages[stage].returns, parts.up[stage].send
 
     def send_gradients(mb: int) -> None:
@@ -59,7 +82,7 @@ def _send_backward(parts: Parts, stage: int, mb: int) -> Call:
     return send_gradients
 
 
-def _wait_forward(parts: Parts, stage: int, mb: int) -> Call:
+def _take_input(parts: Parts, stage: int, mb: int) -> Call:
     s, wait = parts.stages[stage], parts.up[stage].wait
     inputs, leaves = s.inputs, s.leaves
 
@@ -71,7 +94,7 @@ def _wait_forward(parts: Parts, stage: int, mb: int) -> Call:
     return take_input
 
 
-def _wait_backward(parts: Parts, stage: int, mb: int) -> Call:
+def _take_gradients(parts: Parts, stage: int, mb: int) -> Call:
     gradients, wait = parts.stages[stage].gradients, parts.down[stage].wait
 
     def take_gradients(mb: int) -> None:
@@ -80,36 +103,25 @@ def _wait_backward(parts: Parts, stage: int, mb: int) -> Call:
     return take_gradients
 
 
-def _hand_on(parts: Parts, stage: int, mb: int) -> Call:
-    hand, to = parts.stages[stage].hand_on, parts.stages[stage + 1]
-    return lambda mb: hand(mb, to)
-
-
-def _hand_back(parts: Parts, stage: int, mb: int) -> Call:
-    hand, to = parts.stages[stage].hand_back, parts.stages[stage - 1]
-    return lambda mb: hand(mb, to)
-
-
-Bind = Callable[[Parts, int, int], Call]
-TABLE: dict[tuple[Role, Kind], Bind] = {
-    (Role.RUN, Kind.F): _forward,
-    (Role.RUN, Kind.B): lambda parts, stage, mb: parts.stages[stage].backward,
-    (Role.RUN, Kind.I): lambda parts, stage, mb: parts.stages[stage].input_backward,
-    (Role.RUN, Kind.W): lambda parts, stage, mb: parts.stages[stage].weight_backward,
-    (Role.SEND, Kind.SEND_F): _send_forward,
-    (Role.SEND, Kind.SEND_B): _send_backward,
-    (Role.POST, Kind.RECV_F): lambda parts, stage, mb: parts.up[stage].post,
-    (Role.POST, Kind.RECV_B): lambda parts, stage, mb: parts.down[stage].post,
-    (Role.WAIT, Kind.RECV_F): _wait_forward,
-    (Role.WAIT, Kind.RECV_B): _wait_backward,
-    (Role.HAND, Kind.F): _hand_on,
-    (Role.HAND, Kind.B): _hand_back,
-    (Role.HAND, Kind.I): _hand_back,
-    (Role.FREE, Kind.SEND_F): lambda parts, stage, mb: parts.down[stage].free,
-    (Role.FREE, Kind.SEND_B): lambda parts, stage, mb: parts.up[stage].free,
-    (Role.RELEASE, Kind.SEND_F): lambda parts, stage, mb: parts.down[stage].release,
-    (Role.RELEASE, Kind.SEND_B): lambda parts, stage, mb: parts.up[stage].release,
+MOVES: dict[tuple[Role, bool], Bind] = {
+    (Role.SEND, True): _send_output,
+    (Role.SEND, False): _send_gradients,
+    (Role.WAIT, True): _take_input,
+    (Role.WAIT, False): _take_gradients,
 }
+"""What moves a result between ranks, to a later stage (True) or an earlier one."""
+
+
+def _move(role: Role, parts: Parts, action: Action) -> Call:
+    """What an entry calls that is not work: it moves a result to a neighbour, or waits for that."""
+    stage, offset = parts.stages[action.stage], int(OFFSET[action.kind])
+    if role is Role.HAND:
+        to = parts.stages[action.stage + offset]
+        hand = stage.hand_on if offset > 0 else stage.hand_back
+        return lambda mb: hand(mb, to)
+    if (role, offset > 0) in MOVES:
+        return MOVES[role, offset > 0](parts, action.stage, action.mb)
+    return getattr(parts.boundary(action), role.value)
 
 
 class Execution:
@@ -164,4 +176,6 @@ class Execution:
 
 def _bind(program: Program, entry: Entry, parts: Parts) -> tuple[Call, int]:
     action = program.action(entry)
-    return TABLE[entry.role, action.kind](parts, action.stage, action.mb), action.mb
+    if entry.role is Role.RUN:
+        return TABLE[action.kind](parts, action.stage, action.mb), action.mb
+    return _move(entry.role, parts, action), action.mb

@@ -135,10 +135,11 @@ class Watch:
     """
 
     def __init__(
-        self, owner: Any, board: Board, rank: int, period: float, break_up: Callable[[], None]
-    ) -> None:
-        self.board, self.rank, self.period, self.break_up = board, rank, period, break_up
-        self.where: Callable[[], tuple[Any, Place] | None] = lambda: None
+        self, owner: Any, board: Board, rank: int, period: float, break_up: Callable[[], None],
+        where: Callable[[], tuple[Any, Place] | None],
+    ) -> None:  # fmt: skip
+        self.board, self.rank, self.period = board, rank, period
+        self.break_up, self.where = break_up, where
         self._stop = threading.Event()
         thread = threading.Thread(target=self._loop, name="hocket-watch", daemon=True)
         thread.start()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from hocket.errors import RunError
-from hocket.runtime.transport import Wire
+from hocket.runtime.session import Session
 
 Name = tuple[int, str]  # stage and parameter name
 BUCKET = 25 << 20  # bytes of one all-reduce
@@ -62,18 +62,18 @@ def copies(
     return [Copies(names, tuple(holders[s] for s, _ in names)) for names in unique]
 
 
-class Sharing:
-    """Keeps the copies of this rank's parameters equal.
+class GradientSync:
+    """Keeps the copies of this rank's parameters equal, and the replicas of the pipeline.
 
-    Between `open` and `close` the parameters' gradients are those of one step only, so that steps
-    may be accumulated: what was there before is set aside.
+    Between `open` and `close` gradients that must not be summed or divided twice are those of one
+    step only, so that steps may be accumulated: what was there before is set aside.
     """
 
     def __init__(
-        self, groups: Sequence[Copies], modules: Mapping[int, nn.Module], wire: Wire | None,
-        rank: int, tag: int,
-    ) -> None:  # fmt: skip
-        self.wire, self.rank, self.tag = wire, rank, tag
+        self, groups: Sequence[Copies], modules: Mapping[int, nn.Module], session: Session, tag: int
+    ) -> None:
+        self.session, self.tag = session, tag
+        self.parameters = [p for module in modules.values() for p in module.parameters()]
         named = {s: dict(module.named_parameters()) for s, module in modules.items()}
         self.bundles: dict[tuple[int, ...], list[list[Tensor]]] = {}
         for group in groups:
@@ -83,25 +83,32 @@ class Sharing:
                 self.bundles.setdefault(group.ranks, []).append(mine)
         self._before: list[tuple[Tensor, Tensor]] = []
 
-    def __bool__(self) -> bool:
+    @property
+    def shared(self) -> bool:
+        """Whether a parameter of this rank has copies."""
         return bool(self.bundles)
 
     def open(self) -> None:
         """Sets aside the gradients of earlier steps."""
-        self._before = []
-        for members in self._members():
-            for p in members:
-                if p.grad is not None:
-                    self._before.append((p, p.grad))
-                    p.grad = None
+        once = [p for bundle in self.bundles.values() for members in bundle for p in members]
+        self._before = [(p, p.grad) for p in once if p.grad is not None]
+        for p, _ in self._before:
+            p.grad = None
 
-    def close(self) -> None:
-        """Sums the step's gradients over all copies, and adds what was set aside."""
+    def sum(self) -> None:
+        """Sums the step's gradients over all copies."""
         with torch.no_grad():
-            sums = self._exchange(_local_sum)
-            for members, total in sums:
+            for members, total in self._exchange(_local_sum):
                 for p in members:
                     p.grad = None if total is None else total.clone().view_as(p)
+
+    def average(self) -> None:
+        """Makes the gradients their mean over the replicas."""
+        average(self.parameters, self.session.replicas, self.session.wait)
+
+    def close(self) -> None:
+        """Adds what was set aside."""
+        with torch.no_grad():
             for p, before in self._before:
                 p.grad = before if p.grad is None else before.add_(p.grad)
         self._before = []
@@ -114,9 +121,6 @@ class Sharing:
                     assert value is not None
                     p.copy_(value.view_as(p))
 
-    def _members(self) -> Iterable[list[Tensor]]:
-        return (members for bundle in self.bundles.values() for members in bundle)
-
     def _exchange(self, take: Any, first: bool = False) -> list[tuple[list[Tensor], Tensor | None]]:
         """For each group, the sum over its ranks (or the first rank's part) of what `take` gives.
 
@@ -127,18 +131,18 @@ class Sharing:
         for ranks, bundle in sorted(self.bundles.items(), key=lambda item: item[0]):
             parts = [take(members) for members in bundle]
             packed = _pack(parts, bundle)
-            others = [r for r in ranks if r != self.rank]
+            rank, wire = self.session.rank, self.session.wire
+            others = [r for r in ranks if r != rank]
             arrived = {r: torch.empty_like(packed) for r in others}
             works = []
-            if self.wire is not None:
-                works += [self.wire.group.recv([arrived[r]], r, self.tag) for r in others]
-                works += [self.wire.group.send([packed], r, self.tag) for r in others]
-            running.append((bundle, packed, arrived, works, ranks))
-        for bundle, packed, arrived, works, ranks in running:
+            if wire is not None:
+                works += [wire.group.recv([arrived[r]], r, self.tag) for r in others]
+                works += [wire.group.send([packed], r, self.tag) for r in others]
+            arrived[rank] = packed
+            running.append((bundle, arrived, works, ranks))
+        for bundle, arrived, works, ranks in running:
             for work in works:
-                assert self.wire is not None
-                self.wire.wait(work)
-            arrived[self.rank] = packed
+                self.session.wait(work)
             total = arrived[ranks[0]].clone()
             if not first:
                 for r in ranks[1:]:

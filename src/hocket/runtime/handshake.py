@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
@@ -31,6 +32,14 @@ def exchange(wire: Wire | None, size: int, data: bytes) -> list[bytes]:
     all_packed = [torch.empty_like(packed) for _ in range(size)]
     wire.wait(wire.group.allgather([all_packed], [packed]))
     return [t.numpy()[: int(n)].tobytes() for t, n in zip(all_packed, lengths, strict=True)]
+
+
+def host() -> str:
+    """What two processes share whose `perf_counter_ns` is one clock; "" where that is unknown."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return ""
 
 
 def exchange_spans(wire: Wire | None, size: int, spans: np.ndarray) -> list[np.ndarray]:
@@ -84,7 +93,7 @@ def describe(schedule: Schedule, settings: Mapping[str, Any]) -> dict[str, str]:
     }
 
 
-def agree(said: list[dict[str, Any]], size: int) -> None:
+def agree(said: list[dict[str, Any]]) -> None:
     """Checks what the ranks said of themselves.
 
     Raises: RunError that names the ranks and what they differ in, or their own problems.

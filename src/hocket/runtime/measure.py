@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from hocket.deps import IS_WORK
 from hocket.ir import Array, Line, Schedule, kinds_of
 from hocket.measured import messages_of, no_time_travel, timeline_of, until_received
+from hocket.runtime.handshake import clock_offsets, exchange_spans
 from hocket.runtime.program import Role, programs
+from hocket.runtime.session import Session
 from hocket.timeline import Timeline
 
 
-def host() -> str:
-    """What two processes share whose `perf_counter_ns` is one clock; "" where that is unknown."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return ""
+def gather(schedule: Schedule, spans: Array, session: Session, tag: int) -> Timeline:
+    """The measured timeline of a lowered schedule, of all ranks on one clock; collective."""
+    every = exchange_spans(session.wire, session.size, spans)
+    offsets = clock_offsets(session.wire, session.rank, session.hosts, tag)
+    return timeline(schedule, every, offsets)
 
 
 def timeline(schedule: Schedule, spans: Sequence[Array], offsets: Sequence[float]) -> Timeline:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.deps import MESSAGE, NEEDS, RECEIVES, SENDS
+from hocket.deps import FORWARDS, MESSAGE, NEEDS, RECEIVES, SENDS
 from hocket.graph import Index, graph, longest_path
 from hocket.ir import Action, Kind, Schedule, action_of, kinds_of
 
@@ -220,7 +220,7 @@ def _unfold(schedule: Schedule, slots: list[int]) -> list[int]:
 
 # In a slot, receives are posted first and forwards run before backwards, so that their results
 # are under way meanwhile; sends follow what they carry.
-_RANKING = {k: 0 if k in RECEIVES else 1 if k == Kind.F else 3 if k in SENDS else 2 for k in Kind}
+_RANKING = {k: 0 if k in RECEIVES else 1 if k in FORWARDS else 3 if k in SENDS else 2 for k in Kind}
 
 
 def _after_source(schedule: Schedule, out: list[int], parts: list[int], send: int) -> int:

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from hocket.deps import SIZED_BY
+from hocket.deps import FORWARDS, SIZED_BY
 from hocket.errors import RunError
 from hocket.graph import graph
-from hocket.ir import Kind, Schedule
+from hocket.ir import Schedule
 from hocket.runtime.execute import Call, Execution, Parts
 from hocket.runtime.program import Entry, Program, Role
 
@@ -85,7 +85,7 @@ class QueueExecution(Execution):
         lock = threading.Lock()
         for i, entry in enumerate(self.program.entries):
             kind, stage, mb = self.program.action(entry)
-            if entry.role is Role.RUN and kind != Kind.F and held[stage] & shared:
+            if entry.role is Role.RUN and kind not in FORWARDS and held[stage] & shared:
                 self.calls[i] = (partial(_locked, lock, self.calls[i][0]), mb)
 
     def run(self) -> None:

@@ -7,11 +7,15 @@ keys, every layer of every microbatch draws from a stream of its own.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Generator
-from contextlib import AbstractContextManager, contextmanager
+import warnings
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 
 import torch
 from torch import nn
+
+from hocket.ir import Placement
+from hocket.runtime.stage import Stage
 
 _LOCK = threading.RLock()  # the default generator is one for all threads
 _MASK = (1 << 64) - 1
@@ -44,23 +48,19 @@ class Keys:
         self.seed, self.device = seed, device
         self.step = 0
         self._mb: int | None = None
-        self._handles: list[torch.utils.hooks.RemovableHandle] = []
 
-    def attach(
-        self, module: nn.Module, first: int
-    ) -> Callable[[int], AbstractContextManager] | None:
-        """What to put around a stage's forward and backward; `first` numbers its first layer.
+    def attach(self, stages: Mapping[int, Stage], counts: Mapping[int, int]) -> None:
+        """Puts keys around the stages' forwards and backwards; `counts`: layers of every stage.
 
-        Of several threads one at a time gets through, since they share the generators. None for a
-        module with `draws = False`, which says that it draws no random numbers.
+        Of several threads one at a time gets through, since they share the generators. A module
+        with `draws = False` says that it draws no random numbers, and gets none.
         """
-        if not getattr(module, "draws", True):
-            return None
-        for number, layer in enumerate(layers(module), first):
-            self._handles.append(
-                layer.register_forward_pre_hook(lambda *_, number=number: self._seed(number))
-            )
-        return self._around
+        for s, stage in stages.items():
+            if getattr(stage.module, "draws", True):
+                first = sum(counts[i] for i in range(s))
+                for number, layer in enumerate(layers(stage.module), first):
+                    layer.register_forward_pre_hook(lambda *_, number=number: self._seed(number))
+                stage.keys = self._around
 
     def _seed(self, layer: int) -> None:
         if self._mb is None:
@@ -82,3 +82,19 @@ class Keys:
                 yield
             finally:
                 self._mb = None
+
+
+def warn_if_in_turn(placement: Placement, rank: int, stages: Mapping[int, Stage]) -> None:
+    """Warns that stages on several queues of a rank may draw random numbers, so they take turns."""
+    first: dict[str, int] = {}
+    for path in placement.paths:
+        for s, queue in enumerate(path):
+            if queue.rank == rank and stages[s].keys is not None:
+                first.setdefault(str(queue), s)
+    if len(first) > 1:
+        (one, a), (two, b) = list(first.items())[:2]
+        warnings.warn(
+            f"stage {a} on queue {one} and stage {b} on queue {two} may both draw random numbers, "
+            "from one generator, so they take turns; a module that draws none says draws = False",
+            stacklevel=3,
+        )

@@ -25,11 +25,6 @@ def carries(module: nn.Module) -> bool | None:
     return None if said is None else bool(said)
 
 
-def whole(module: nn.Module, value: Any) -> Any:
-    """The output of a module for whole sequences."""
-    return call(module, value, carried=None)[0] if carries(module) else call(module, value)
-
-
 class Carry:
     """What one stage carries, by microbatch, which here is a slice of a sequence.
 
@@ -46,10 +41,15 @@ class Carry:
         self.roots: list[Sequence[GradientEdge] | None] = [None] * m
         self.gradients: list[Sequence[Tensor | None] | None] = [None] * m
 
+    def carried(self, mb: int) -> Any:
+        """What the forward before left for this one; None in the first slice."""
+        value = self.values[mb]
+        return None if value is None else value[0]
+
     def forward(self, module: nn.Module, value: Any, mb: int) -> Any:
         """The output of a slice; what it carries waits for the next slice."""
-        carried, self.values[mb] = self.values[mb], None
-        made = call(module, value, carried=None if carried is None else carried[0])
+        carried, self.values[mb] = self.carried(mb), None
+        made = call(module, value, carried=carried)
         if not isinstance(made, tuple) or len(made) != 2:
             raise RunError(
                 f"stage {self.stage} has carries = True, so its forward must return the pair "

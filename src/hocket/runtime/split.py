@@ -46,7 +46,7 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
-__all__ = ["PendingWeights", "SplitPlan", "prepare"]
+__all__ = ["PendingWeights", "SplitPlan", "plan_of", "prepare"]
 
 # A rule takes the gradient so far (or None) and a product's operands, and gives the new gradient:
 # the same tensor where it could add in place.
@@ -84,6 +84,24 @@ def prepare(module: nn.Module) -> SplitPlan:
     for call in calls:
         call.install()
     return SplitPlan(tuple(deferred), MappingProxyType(whole), slot, tuple(calls))
+
+
+def plan_of(stage: int, module: nn.Module) -> Any:
+    """The split of a stage's backward: its own, of a method `split_plan`, or that of `prepare`.
+
+    Warns where no part of it can be put off.
+    """
+    own = getattr(module, "split_plan", None)
+    plan = prepare(module) if own is None else own()
+    whole = getattr(plan, "whole", None)
+    if whole and not plan.deferred and any(p.requires_grad for p in module.parameters()):
+        name, why = next(iter(whole.items()))
+        warnings.warn(
+            f"stage {stage}: no part of its backward can be put off, so I does all of it and W is "
+            f"empty; {name}: {why}",
+            stacklevel=4,
+        )
+    return plan
 
 
 @dataclass(frozen=True, eq=False, repr=False)

@@ -16,9 +16,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hocket.errors import RunError
 from hocket.runtime.slice_state import Carry, carries
-from hocket.runtime.values import call, flatten, rebuild
+from hocket.runtime.values import arguments, call, flatten, rebuild
 
 Loss = Callable[[Any, Any], Tensor]
+Observer = Callable[[int, int, tuple[Any, ...], dict[str, Any]], Any]
 
 
 class Stage:
@@ -29,7 +30,8 @@ class Stage:
     not keep the output itself alive), `gradients` (those of the
     roots, or None for the loss), `results` (the output on its way out) and `returns` (the
     gradients of the leaves on their way back). Each is taken once and then empty again. `carry`
-    has what goes from slice to slice, where the module does that.
+    has what goes from slice to slice, where the module does that. `observers` are called before
+    each forward with stage, microbatch, and the arguments and keyword arguments of the module.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Stage:
         self.plan = plan
         self.carry = Carry(index, m, slices) if carries(module) else None
         self.keys: Callable[[int], AbstractContextManager] | None = None
+        self.observers: tuple[Observer, ...] = ()
         self.inputs: list[Any] = [None] * m
         self.leaves: list[Sequence[Tensor] | None] = [None] * m
         self.roots: list[Sequence[GradientEdge] | None] = [None] * m
@@ -101,6 +104,10 @@ class Stage:
             return self._call(value[0], mb)
 
     def _call(self, value: Any, mb: int) -> Any:
+        if self.observers:
+            more = {} if self.carry is None else {"carried": self.carry.carried(mb)}
+            for observe in self.observers:
+                observe(self.index, mb, *arguments(value, **more))
         if self.carry is None:
             return call(self.module, value)
         return self.carry.forward(self.module, value, mb)

@@ -204,12 +204,16 @@ def tensors_of(value: Any) -> list[Tensor]:
     return found
 
 
+def arguments(value: Any, **more: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Arguments and keyword arguments of a module called with a value, and with `more`."""
+    if isinstance(value, tuple):
+        return value, more
+    return ((), value | more) if isinstance(value, dict) else ((value,), more)
+
+
 def call(module: Callable[..., Any], value: Any, **more: Any) -> Any:
     """The module's output: a tuple is positional arguments, a dict keyword arguments."""
     if isinstance(value, Tensor):
         return module(value, **more)
-    if isinstance(value, tuple):
-        return module(*value, **more)
-    if isinstance(value, dict):
-        return module(**value, **more)
-    return module(value, **more)
+    args, kwargs = arguments(value, **more)
+    return module(*args, **kwargs)

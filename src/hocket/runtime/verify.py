@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -52,7 +53,33 @@ def one_after_the_other(schedule: Schedule, *, whole: bool) -> Schedule:
     return Schedule.from_order("one-after-the-other", placement, order)
 
 
-class Saved:
+class Difference(NamedTuple):
+    """What is different, in words: the gradient furthest off, the loss; "" where all is right."""
+
+    gradient: str
+    loss: str
+
+
+def compare(
+    modules: Mapping[int, nn.Module], step: Callable[[], Tensor], reference: Callable[[], Tensor]
+) -> Difference:
+    """How a step's loss and gradients differ from those of the reference.
+
+    Gradients and buffers are left as they were.
+    """
+    saved = _Saved(modules)
+    try:
+        loss, got = step(), gradients(modules)
+        saved.forget()
+        want = reference()
+        text = difference(got, gradients(modules))
+    finally:
+        saved.restore()
+    dtype = next((g.dtype for g in got.values() if g is not None), torch.float32)
+    return Difference(text, compare_losses(loss, want, dtype))
+
+
+class _Saved:
     """Gradients and buffers of modules, set aside and put back."""
 
     def __init__(self, modules: Mapping[int, nn.Module]) -> None:

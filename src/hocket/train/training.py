@@ -19,12 +19,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from hocket.deps import IS_SEND
 from hocket.errors import UsageError
 from hocket.ir import kinds_of
 from hocket.measured import Link
-from hocket.runtime.pipeline import Pipeline
-from hocket.runtime.program import SENDS
-from hocket.runtime.slice_state import whole
+from hocket.runtime import Hooks, Pipeline
 from hocket.timeline import Timeline
 from hocket.train.ab_compare import turns
 from hocket.train.link_probe import links
@@ -236,7 +235,7 @@ class Trainer:
         """
         batch = self.task.batch(index * self.settings.replicas + self.replica)
         if len(self.settings.orders) > 1:
-            self.pipeline._guarded(torch.distributed.barrier, "the barrier before the step")
+            self.pipeline.guard(torch.distributed.barrier, "the barrier before the step")
         started, others = perf_counter(), process_time() - thread_time()
         loss = self.pipeline.step(*batch).to(self.pipeline.device)
         inside, aside = perf_counter() - started, process_time() - thread_time() - others
@@ -252,24 +251,15 @@ class Trainer:
         """
         slices = self.settings.schedule.placement.slices
         seen: dict[int, list[Any]] = {s: [None] * slices for s in self.modules}
-        part, hooks = dict.fromkeys(self.modules, 0), []
-        stages = self.pipeline._stages
-        for s, module in self.modules.items():
 
-            def noted(value: Any, mb: int, s: int = s, call: Any = stages[s]._call) -> Any:
-                part[s] = mb % slices
-                return call(value, mb)
+        def keep(stage: int, mb: int, args: Any, kwargs: Any) -> None:
+            seen[stage][mb % slices] = (args, kwargs)
 
-            def keep(_: Any, args: Any, kwargs: Any, s: int = s) -> None:
-                seen[s][part[s]] = (args, kwargs)
-
-            vars(stages[s])["_call"] = noted
-            hooks.append(module.register_forward_pre_hook(keep, with_kwargs=True))
+        hooks = Hooks(before_forward=keep)
+        self.pipeline.hooks.append(hooks)
         self.pipeline.step(*self.task.batch(0))
-        for hook in hooks:
-            hook.remove()
-        for s, module in self.modules.items():
-            del vars(stages[s])["_call"]
+        self.pipeline.hooks.remove(hooks)
+        for module in self.modules.values():
             module.zero_grad()
         return seen
 
@@ -291,7 +281,7 @@ class Trainer:
         largest: bytes of the largest message.
         """
         wire, placement = self.pipeline.wire, self.settings.schedule.placement
-        measured = self.pipeline._guarded(
+        measured = self.pipeline.guard(
             lambda: links(wire, self.rank, placement, largest, torch.distributed.barrier),
             "the measurement of the links",
         )
@@ -354,35 +344,7 @@ def comm_cpu(trainers: Sequence[Trainer], runs: Sequence[Run]) -> list[float]:
     torch.distributed.all_reduce(taken)
     out = []
     for trainer, seconds in zip(trainers, taken.tolist(), strict=True):
-        kinds = kinds_of(trainer.pipeline.lowered.codes)
-        n = int(sum((kinds == kind).sum() for kind in SENDS))
+        n = int(IS_SEND[kinds_of(trainer.pipeline.lowered.codes)].sum())
         alone = trainer.pipeline.dispatch == "receive" and n
         out.append(1e3 * seconds / (n * trainer.settings.replicas) if alone else 0.0)
     return out
-
-
-def unpipelined(settings: Settings) -> list[float]:
-    """The losses of the same run in this process alone, microbatch by microbatch, no schedule.
-
-    Sequences are whole, also where the schedule cuts them into slices.
-    """
-    task, placement = task_from(settings, slices=1), settings.schedule.placement
-    stages = [task.build(s) for s in range(placement.n_stages)]
-    optimizer = Adam(nn.Sequential(*stages).parameters(), settings.lr)
-    m = placement.m // placement.slices
-    return [_plain_step(task, stages, optimizer, index, m) for index in range(settings.steps)]
-
-
-def _plain_step(
-    task: Task, stages: Sequence[nn.Module], optimizer: Adam, index: int, m: int
-) -> float:
-    inputs, targets = task.batch(index)
-    total = 0.0
-    for x, y in zip(torch.tensor_split(inputs, m), torch.tensor_split(targets, m), strict=True):
-        for stage in stages:
-            x = whole(stage, x)
-        loss = task.loss(x, y) * (len(y) / len(targets))
-        loss.backward()
-        total += float(loss.detach())
-    optimizer.step()
-    return total
