@@ -63,6 +63,36 @@ def test_only_the_runtime_and_what_stands_on_it_import_torch():
             assert not any(n.split(".")[0] == "torch" for n in names), path
 
 
+PUBLIC = {"_exit", "_ArgumentGroup", "_asdict", "_replace", "_fields"}  # documented all the same
+
+
+def _private(tree):
+    """The names with a leading underscore that a module uses and does not define."""
+    used, own = set(), set(PUBLIC)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom):
+            used |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            own.add(node.name)
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            own.add(node.id)
+        elif isinstance(node, ast.Attribute):
+            (own if isinstance(node.ctx, ast.Store) else used).add(node.attr)
+    return {name for name in used - own if name[0] == "_" and name[1:2] != "_"}
+
+
+def test_private_names_of_others_are_seen():
+    tree = ast.parse("from a import _b, c\nself._d = c._d + c._e\nclass _F: ...\nx._F()")
+    assert _private(tree) == {"_b", "_e"}
+
+
+def test_the_applications_use_no_private_name_of_another_module():
+    rooms = ("train", "demo", "cli", "cli.py")
+    paths = [p for p in SRC.rglob("*.py") if p.relative_to(SRC).parts[0] in rooms]
+    assert len(paths) > 8
+    assert {p.name: names for p in paths if (names := _private(ast.parse(p.read_text())))} == {}
+
+
 HEAVY = ("torch", "numba", "ortools", "matplotlib", "rich", "pandas", "scipy")
 
 

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from hocket.demo.data import batch
 from hocket.errors import UsageError
+from hocket.planner.partition import partition
 
 __all__ = ["batch", "build", "loss"]
 
@@ -181,27 +182,11 @@ def given(text: str, n_parts: int, n_stages: int) -> list[tuple[int, int]]:
 
 
 def cut(work: Sequence[float], n_stages: int) -> list[tuple[int, int]]:
-    """(first, beyond last) part of each stage: the cut whose heaviest stage is lightest.
-
-    Among those, the cut with the smallest sum of squares, so that the rest is even as well.
-    """
+    """(first, beyond last) part of each stage: the partition whose heaviest stage is lightest."""
     if not 1 <= n_stages <= len(work):
         raise UsageError(
             f"the schedule has {n_stages} stages, but the model has {len(work)} parts "
             f"(2 a layer, the embedding and the head); give --layers {-(-(n_stages - 2) // 2)} "
             "or more"
         )
-    upto = [0, *accumulate(work)]
-    # best[j]: (heaviest stage, sum of squares, borders) of the first j parts in s stages.
-    best = {0: (0.0, 0.0, (0,))}
-    for stages in range(1, n_stages + 1):
-        best = {
-            j: min(
-                (max(high, own := upto[j] - upto[i]), squares + own * own, (*borders, j))
-                for i, (high, squares, borders) in best.items()
-                if i < j
-            )
-            for j in range(stages, len(work) - (n_stages - stages) + 1)
-        }
-    borders = best[len(work)][2]
-    return list(pairwise(borders))
+    return list(pairwise((0, *accumulate(partition(work, n_stages)))))
