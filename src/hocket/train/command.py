@@ -8,11 +8,12 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hocket import files
-from hocket.errors import RunError
+from hocket.errors import RunError, UsageError
 from hocket.train.ab_compare import Arm, beside, beside_text
 from hocket.train.launch import cores, join_group, launch
 from hocket.train.options import SLEEP, Order, Settings, settings_from
@@ -64,6 +65,8 @@ def _everywhere(
     show: Callable[[dict[str, Any], bool], None],
 ) -> int:
     """Runs `work` on every rank, here or under torchrun, and shows what rank 0 returns."""
+    if find_spec("torch") is None:
+        raise UsageError("training needs torch: pip install 'hocket[torch]'")
     progress = Progress(settings.steps, quiet=args.json)
     try:
         if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
