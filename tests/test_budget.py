@@ -1,0 +1,95 @@
+"""How much code there may be: lines of each room, lines and parameters of each function.
+
+A number here is raised only with a reason in the commit. A change that needs fewer lines lowers it.
+"""
+
+import ast
+from collections import Counter
+from pathlib import Path
+
+import hocket
+
+SRC = Path(hocket.__file__).parent
+FILES = sorted(SRC.rglob("*.py"))
+
+ROOMS = {
+    "__init__": 70, "__main__": 10, "checker": 590, "cli": 1660, "cluster": 9000, "codes": 40,
+    "comparison": 350, "costs": 660, "demo": 640, "deps": 380, "errors": 70, "explanation": 590,
+    "files": 40, "graph": 630, "interop": 2970, "ir": 690, "loops": 930, "lower": 570,
+    "measured": 510, "page": 810, "pattern": 190, "planner": 2790, "recognise": 480,
+    "render": 2080, "runtime": 4670, "schedules": 2060, "search": 5030, "simulator": 540,
+    "tables": 100, "text": 460, "timeline": 600, "trace": 1450, "train": 2060,
+}  # fmt: skip
+TOTAL = 31_600  # of all of them but cluster
+
+# Functions that numba compiles are one loop over arrays each: long, with every array a parameter.
+COMPILED = {"loops.py", "search/kernel.py", "search/pairs.py"}
+LINES, PARAMETERS = 60, 12
+LONGER = {"cli/plan_options.py:add_plan_arguments", "runtime/pipeline.py:__init__"}
+MORE_PARAMETERS = {"runtime/pipeline.py:__init__"}
+
+
+def _room(path):
+    return path.relative_to(SRC).parts[0].removesuffix(".py")
+
+
+def _functions():
+    for path in FILES:
+        name = path.relative_to(SRC).as_posix()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if name not in COMPILED and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                yield f"{name}:{node.name}", node
+
+
+def test_every_room_keeps_its_budget_of_lines():
+    lines = Counter()
+    for path in FILES:
+        lines[_room(path)] += len(path.read_text(encoding="utf-8").splitlines())
+    assert lines.keys() <= ROOMS.keys()
+    over = {room: count for room, count in lines.items() if count > ROOMS[room]}
+    assert not over, f"more lines than tests/test_budget.py allows: {over}"
+    assert sum(lines.values()) - lines["cluster"] <= TOTAL
+
+
+def test_functions_are_short_and_take_few_parameters():
+    long, many = [], []
+    for name, node in _functions():
+        if node.end_lineno - node.lineno + 1 > LINES:
+            long.append(name)
+        a = node.args
+        taken = len(a.posonlyargs + a.args + a.kwonlyargs) + bool(a.vararg) + bool(a.kwarg)
+        if taken > PARAMETERS:
+            many.append(name)
+    assert set(long) <= LONGER
+    assert set(many) <= MORE_PARAMETERS
+
+
+def _is_kind(node):
+    return any(
+        isinstance(part, ast.Attribute)
+        and isinstance(part.value, ast.Name | ast.Attribute)
+        and (part.value.id if isinstance(part.value, ast.Name) else part.value.attr) == "Kind"
+        for part in ast.walk(node)
+    )
+
+
+def _by_order(tree):
+    """The lines that compare a kind with < or the like."""
+    ordered = (ast.Lt, ast.LtE, ast.Gt, ast.GtE)
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Compare)
+        and any(isinstance(op, ordered) for op in node.ops)
+        and any(map(_is_kind, (node.left, *node.comparators)))
+    ]
+
+
+def test_no_kind_is_compared_by_its_number():
+    found = {str(path): _by_order(ast.parse(path.read_text(encoding="utf-8"))) for path in FILES}
+    assert {name: lines for name, lines in found.items() if lines} == {}
+
+
+def test_a_comparison_by_number_is_found():
+    code = "a == Kind.F\nkind >= Kind.SEND_F\nx < codes[ir.Kind.B]\nKind.F <= kind < 4"
+    assert _by_order(ast.parse(code)) == [2, 3, 4]
