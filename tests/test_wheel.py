@@ -1,6 +1,7 @@
 """The wheel, built and installed into an empty environment, has all that the commands need."""
 
 import json
+import os
 import subprocess
 import sys
 import venv
@@ -15,9 +16,15 @@ ROOT = Path(__file__).parent.parent
 pytestmark = pytest.mark.slow
 
 
-def _run(*command, **options):
+def _done(*command, cwd=None):
+    """A command that has ended; it does not see the folders that these tests import from."""
+    alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd, env=alone)
+
+
+def _run(*command, cwd=None):
     """What a command prints. Fails with its messages."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False, **options)
+    done = _done(*command, cwd=cwd)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -67,9 +74,7 @@ def test_a_plan_reads_a_built_in_profile(commands, tmp_path):
 
 
 def test_the_demo_compares_draws_and_traces_and_then_asks_for_torch(commands, tmp_path):
-    done = subprocess.run(
-        [commands / "hocket", "demo"], capture_output=True, text=True, check=False, cwd=tmp_path
-    )
+    done = _done(commands / "hocket", "demo", cwd=tmp_path)
     assert "Every schedule at p=4 m=8" in done.stdout
     assert tmp_path.joinpath("traces", "zb-h1.pftrace").exists()
     assert done.returncode == 2
