@@ -1,23 +1,27 @@
 # make demo   what it does, on this machine, in a minute    make test   all that CI checks
 # make docs   the handbook, into site/
 #
-# PYTHON picks the interpreter of .venv (3.11 or newer): make test PYTHON=python3.12
+# PYTHON picks the interpreter of .venv (3.11 or newer): make test PYTHON=python3.12. VENV is another
+# folder than .venv: make test-core VENV=.venv-3.13 PYTHON=python3.13 needs no torch.
 # Where no local wheel folder is configured for pip, torch comes from the registry, which on Linux is
 # the large CUDA build. UV_TORCH_BACKEND=cpu in the environment asks uv for the small CPU build.
 
 PYTHON ?= python3
-BIN := .venv/bin
+VENV ?= .venv
+BIN := $(VENV)/bin
+QUICK := -m 'not runtime and not slow'
 CONSTRAINTS := requirements/constraints.txt
-CORE := .venv/.installed-core
-DEV := .venv/.installed-dev
-DOCS := .venv/.installed-docs
+CORE := $(VENV)/.installed-core
+DEV := $(VENV)/.installed-dev
+DOCS := $(VENV)/.installed-docs
+TEST := $(VENV)/.installed-test
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv demo docs test test-core lint bench clean
+.PHONY: help .venv demo docs test test-core coverage lint bench clean
 .NOTPARALLEL:
 
 help:
-	@echo 'make demo | test | test-core | lint | docs | bench | .venv | clean'
+	@echo 'make demo | test | test-core | coverage | lint | docs | bench | .venv | clean'
 
 .venv: $(DEV)
 
@@ -25,11 +29,11 @@ help:
 # so its wheel folders (several, one or none) are handed over; pip, the fallback, reads it by itself.
 # `pip config list` and not `get`: the latter looks into the user's file only. It prints Python strings.
 define install
-	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear $(VENV)
 	@links="$${PIP_FIND_LINKS:-$$($(BIN)/python -m pip config list 2>/dev/null \
 	    | sed -n -e "/^[a-z]*\.find-links=/!d; s/^[^=]*=//; s/\\\\n/ /g; s/['\"]//g; p")}"; \
 	args=; for link in $$links; do args="$$args --find-links $$link"; done; \
-	echo "installing hocket[$(1)] into .venv"; \
+	echo "installing hocket[$(1)] into $(VENV)"; \
 	{ $(BIN)/python -m pip install -q uv \
 	  && UV_PYTHON_DOWNLOADS=never $(BIN)/uv pip install -p $(BIN)/python $$args \
 	       -c $(CONSTRAINTS) -e '.[$(1)]'; } \
@@ -41,10 +45,14 @@ $(CORE): pyproject.toml $(CONSTRAINTS)
 	$(call install,torch)
 	@touch $@
 
-# The dev environment holds all of the core one, so it counts as both.
+# The dev environment holds all of the core and the test one, so it counts as all three.
 $(DEV): pyproject.toml $(CONSTRAINTS)
 	$(call install,dev$(,)torch)
-	@touch $(CORE) $@
+	@touch $(CORE) $(TEST) $@
+
+$(TEST): pyproject.toml $(CONSTRAINTS)
+	$(call install,test)
+	@touch $@
 
 $(DOCS): pyproject.toml $(CONSTRAINTS)
 	$(call install,docs)
@@ -68,12 +76,17 @@ lint: $(DEV)
 test: lint docs
 	$(BIN)/python -m pytest -q -n 2
 
-test-core: $(DEV)
-	$(BIN)/python -m pytest -q -n 2 -m 'not runtime and not slow'
+test-core: $(TEST)
+	$(BIN)/python -m pytest -q -n 2 $(QUICK)
+
+# Of all but what needs processes and torch, which only the whole suite runs.
+coverage: $(DEV)
+	$(BIN)/python -m pytest -q -n 2 $(QUICK) --cov --cov-report=
+	$(BIN)/coverage report
 
 bench: $(DEV)
 	$(BIN)/python benchmarks/run.py
 
 clean:
-	rm -rf .venv build dist site .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* .coverage build dist site .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

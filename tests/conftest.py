@@ -3,6 +3,7 @@
 import resource
 import signal
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,13 @@ SECONDS = {"page", "planner", "interop"}  # folders whose tests look at browsers
 # Seconds of processor time, so that a busy machine fails no test; `timeout` in pyproject.toml is
 # a limit on real time, wide enough for any load, that ends what hangs.
 LIMIT = 120
+
+WITHOUT_TORCH = find_spec("torch") is None
+collect_ignore = ["runtime"] if WITHOUT_TORCH else []
+
+
+def pytest_report_header():
+    return "torch is not installed: tests/runtime is left out" if WITHOUT_TORCH else None
 
 
 def pytest_collection_modifyitems(items):
