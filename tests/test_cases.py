@@ -179,7 +179,7 @@ def test_w_before_its_i_is_told_with_rank_and_place():
     lines[3] = lines[3].replace("3F0 3I0", "3F0 3W0 3I0").replace("3I3 3W0", "3I3")
     s = written("bad", ["0 1 2 3"], *(f"{r}: {x}" for r, x in enumerate(lines)))
     assert [p.text for p in check(s).problems] == [
-        "rank 3 slot 1: 3W0 stands before 3I0 (slot 2), its input gradient"
+        "rank 3 slot 1: 3W0 is placed before 3I0 (slot 2), its input gradient"
     ]
 
 

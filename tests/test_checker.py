@@ -18,7 +18,7 @@ def test_misplaced_doubled_and_missing_actions_are_told_together():
     s = written("bad", ["0 1"], "0: 0F0 0F0 1F0 0B0", "1: 1B0")
     assert _texts(s) == [
         "rank 0 slot 2: 1F0 belongs on rank 1 (path 0 places stage 1 there)",
-        "0F0 stands 2 times: rank 0 slot 0, rank 0 slot 1; each action runs once",
+        "0F0 appears 2 times: rank 0 slot 0, rank 0 slot 1; each action runs once",
     ]
     assert _texts(written("bad", ["0 1"], "0: 0F0 0F1 0B0", "1: 1F0 1B0 1B1")) == [
         "rank 1: 1F1 is missing: stage 1 never runs microbatch 1",
@@ -157,7 +157,7 @@ def test_what_check_refuses_is_never_simulated(lines):
 
 def test_work_before_its_receive_is_reported_as_that_not_as_a_cycle():
     s = written("x", ["0 1"], "0: 0F0 0SEND_F0 0RECV_B0 0B0", "1: 1F0 1RECV_F0 1B0 1SEND_B0")
-    assert _texts(s) == ["rank 1 slot 0: 1F0 stands before 1RECV_F0 (slot 1), its input"]
+    assert _texts(s) == ["rank 1 slot 0: 1F0 is placed before 1RECV_F0 (slot 1), its input"]
 
 
 def test_each_wait_of_a_blocked_message_names_its_own_other_side():

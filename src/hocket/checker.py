@@ -24,7 +24,7 @@ from hocket.graph import (
 from hocket.ir import Array, Schedule, action_of
 from hocket.lower import insert_communication
 
-SHOWN = 20  # problems of one kind that are told one by one
+SHOWN = 20  # problems of one kind that are reported one by one
 
 
 @dataclass(frozen=True)
@@ -213,7 +213,7 @@ def _counts(schedule: Schedule, index: Index) -> list[Problem]:
     for i in doubled[:SHOWN].tolist():
         places = np.flatnonzero(schedule.codes == seen[i]).tolist()
         text = (
-            f"{where.action(places[0])} stands {count[i]} times: "
+            f"{where.action(places[0])} appears {count[i]} times: "
             + ", ".join(where.place(a) for a in places[:4])
             + "; each action runs once"
         )
@@ -371,7 +371,7 @@ def _uncarried(schedule: Schedule, index: Index, where: _Where) -> list[Problem]
 
 
 def _own_order(schedule: Schedule, index: Index) -> list[Problem]:
-    """Actions that stand before what they need in their own queue."""
+    """Actions that are placed before what they need in their own queue."""
     where = _Where(schedule)
     out: list[Problem] = []
     slot = schedule.slot_of_action
@@ -388,8 +388,8 @@ def _own_order(schedule: Schedule, index: Index) -> list[Problem]:
                 out.append(
                     where.problem(
                         a,
-                        f"{where.place(a)}: {where.action(a)} stands before {where.action(source)} "
-                        f"(slot {where.slot(source)}), {need.what}",
+                        f"{where.place(a)}: {where.action(a)} is placed before "
+                        f"{where.action(source)} (slot {where.slot(source)}), {need.what}",
                     )
                 )
             _some(out, int(late.sum()) - SHOWN, f"{kind.name} before what they need")
@@ -451,7 +451,7 @@ def _wanted(g: Graph, action: int, source: int) -> tuple[int, str]:
 def _crossed(schedule: Schedule) -> list[Problem]:
     """Channels without tags on which the k-th send is not the k-th receive.
 
-    Queues of one rank have channels of their own: what stands in two of them has no order.
+    Each queue of a rank has its own channels: actions of two queues have no order.
     """
     where = _Where(schedule)
     sends, receives = message_pairs(Index(schedule))
@@ -503,7 +503,7 @@ def _rendezvous(schedule: Schedule, index: Index, g: Graph) -> Graph:
     """The graph in which a message starts when both ranks have reached it.
 
     Slots are the nodes again, so that messages of one slot progress together; each side waits
-    for what stands before the other side.
+    for what precedes the other side.
     """
     slot = schedule.slot_of_action
     is_comm = IS_MESSAGE[index.kinds]

@@ -67,7 +67,7 @@ def test_check_for_torch_tells_faults_and_the_verdict_on_defer_pp_recv(tmp_path,
     file = tmp_path / "bad.csv"
     file.write_text("0F0,0F1,0B1,0B0\n1F1,1F0,1B1,1B0\n")
     assert checked(str(file)) == 1
-    assert "rank 1 cell 1: 1F0 stands behind 1F1" in capsys.readouterr().out
+    assert "rank 1 cell 1: 1F0 comes after 1F1" in capsys.readouterr().out
     assert checked(build("interleaved", p=4, m=8, v=2), "--defer-recv") == 0
     assert "every receive meets its own send" in capsys.readouterr().out
     assert checked(build("zb-v", p=2, m=4), "--defer-recv", "--json") == 1

@@ -139,7 +139,7 @@ def test_good_files_have_no_fault():
 SILENT = {
     "the last stage takes microbatch 1 before 0": (
         "0F0,0F1,0B1,0B0\n1F1,1F0,1B1,1B0\n",
-        "rank 1 cell 1: 1F0 stands behind 1F1; torch keeps losses and outputs in the order in "
+        "rank 1 cell 1: 1F0 comes after 1F1; torch keeps losses and outputs in the order in "
         "which they are made and looks them up by microbatch: silently wrong gradients",
     ),
     "two sends of a pair are swapped": (
@@ -150,13 +150,13 @@ SILENT = {
         MESSAGES.replace(",1REDUCE_GRAD", ""),
         "rank 1: 1REDUCE_GRAD is missing; without it the gradients of stage 1 are not divided",
     ),
-    "REDUCE_GRAD stands before the last backward": (
+    "REDUCE_GRAD is placed before the last backward": (
         MESSAGES.replace("0B1,0REDUCE_GRAD", "0REDUCE_GRAD,0B1"),
-        "rank 0 cell 7: 0REDUCE_GRAD stands before 0B1 (cell 8)",
+        "rank 0 cell 7: 0REDUCE_GRAD is placed before 0B1 (cell 8)",
     ),
-    "REDUCE_GRAD stands twice": (
+    "REDUCE_GRAD appears twice": (
         MESSAGES.replace("0REDUCE_GRAD", "0REDUCE_GRAD,0REDUCE_GRAD"),
-        "rank 0 cell 9: 0REDUCE_GRAD stands twice: the gradients would be divided twice",
+        "rank 0 cell 9: 0REDUCE_GRAD appears twice: the gradients would be divided twice",
     ),
     "a typo that torch reads as a whole backward": (
         GPIPE.replace("1B1", "1BW1"),
@@ -173,19 +173,25 @@ LOUD = {
         MESSAGES.replace("1RECV_F1,", ""),
         "rank 0 cell 3: 0SEND_F1 has no partner; 1RECV_F1 is missing",
     ),
-    "a SEND stands before its forward": (
+    "a SEND is placed before its forward": (
         MESSAGES.replace("0F0,0SEND_F0", "0SEND_F0,0F0"),
-        "rank 0 cell 0: 0SEND_F0 stands before 0F0 (cell 1), the output it sends",
+        "rank 0 cell 0: 0SEND_F0 is placed before 0F0 (cell 1), the output it sends",
     ),
-    "F0 stands twice": (GPIPE.replace("0F0", "0F0,0F0"), "0F0 stands 2 times: rank 0 cell 0, rank"),
-    "B0 stands twice": (GPIPE.replace("1B0", "1B0,1B0"), "1B0 stands 2 times: rank 1 cell 2, rank"),
+    "F0 appears twice": (
+        GPIPE.replace("0F0", "0F0,0F0"),
+        "0F0 appears 2 times: rank 0 cell 0, rank",
+    ),
+    "B0 appears twice": (
+        GPIPE.replace("1B0", "1B0,1B0"),
+        "1B0 appears 2 times: rank 1 cell 2, rank",
+    ),
     "a backward before its forward": (
         GPIPE.replace("1F1,1B0,1B1", "1B1,1B0,1F1"),
-        "rank 1 cell 1: 1B1 stands before 1F1 (cell 3), its own forward",
+        "rank 1 cell 1: 1B1 is placed before 1F1 (cell 3), its own forward",
     ),
     "W before I": (
         GPIPE.replace("0B0", "0W0,0I0"),
-        "rank 0 cell 2: 0W0 stands before 0I0 (cell 3), its input gradient",
+        "rank 0 cell 2: 0W0 is placed before 0I0 (cell 3), its input gradient",
     ),
     "I without W": (
         GPIPE.replace("0B0", "0I0"),
@@ -203,9 +209,9 @@ LOUD = {
         GPIPE.replace("1F1,1B0", "1F1,0B0"),
         "rank 1 cell 2: 0B0: stage 0 is on rank 0 too; torch knows one rank for each stage",
     ),
-    "a stage stands nowhere": (
+    "a stage is never used": (
         GPIPE.replace("1F", "2F").replace("1B", "2B"),
-        "stage 1 stands nowhere; the stages are 0 to 2",
+        "stage 1 is never used; the stages are 0 to 2",
     ),
     "a blank line": (GPIPE + "\n", "line 3 is blank; torch counts it as a rank"),
     "an empty cell among messages": (
@@ -214,11 +220,11 @@ LOUD = {
     ),
     "UNSHARD without messages": (
         GPIPE.replace("0F0", "0UNSHARD,0F0"),
-        "rank 0 cell 0: 0UNSHARD stands in a file without messages; torch refuses that",
+        "rank 0 cell 0: 0UNSHARD is in a file without messages; torch refuses that",
     ),
     "UNSHARD twice": (
         MESSAGES.replace("0F0,", "0UNSHARD,0F0,0UNSHARD,"),
-        "rank 0 cell 2: 0UNSHARD stands twice without a RESHARD; FSDP refuses",
+        "rank 0 cell 2: 0UNSHARD appears twice without a RESHARD; FSDP refuses",
     ),
     "a message within a rank": (
         "0F0,0SEND_F0,1RECV_F0,1F0,1B0,1SEND_B0,0RECV_B0,0B0,0REDUCE_GRAD,1REDUCE_GRAD\n",

@@ -16,7 +16,7 @@ def placement_of(rows: Sequence[Slots] | Mapping[Queue, Slots]) -> Placement:
     A stage is where its forward runs; microbatches that walk the ranks in different ways take
     different paths, numbered by their lowest microbatch.
 
-    Raises: ScheduleError where some stage or microbatch stands nowhere.
+    Raises: ScheduleError where some stage or microbatch is never used.
     """
     if not isinstance(rows, Mapping):
         rows = {Queue(rank): slots for rank, slots in enumerate(rows)}
@@ -29,7 +29,7 @@ def placement_of(rows: Sequence[Slots] | Mapping[Queue, Slots]) -> Placement:
     missing = [stage for stage in range(n_stages) if stage not in usual]
     if missing:
         raise ScheduleError([
-            Problem(None, None, "", f"stage {s} stands nowhere; the stages are 0 to {n_stages - 1}")
+            Problem(None, None, "", f"stage {s} is never used; the stages are 0 to {n_stages - 1}")
             for s in missing
         ])  # fmt: skip
     paths: dict[tuple[Queue, ...], int] = {}

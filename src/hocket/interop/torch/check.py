@@ -186,7 +186,7 @@ def _words(file: TorchFile, form: str) -> Iterator[Problem]:
         if form == "compute_only" and cell.item.type in HOUSEKEEPING:
             yield _problem(
                 rank, cell,
-                f"{cell.item} stands in a file without messages; torch refuses that: leave it "
+                f"{cell.item} is in a file without messages; torch refuses that: leave it "
                 "out, or give SEND and RECV too",
             )  # fmt: skip
     if form == "compute_comms":
@@ -266,7 +266,7 @@ def _ascending(file: TorchFile, schedule: Schedule) -> list[Problem]:
         if Item("F", last, late[1]) in cell.item.leaves:
             return [_problem(
                 rank, cell,
-                f"{last}F{late[1]} stands behind {last}F{late[0]}; torch keeps losses and outputs "
+                f"{last}F{late[1]} comes after {last}F{late[0]}; torch keeps losses and outputs "
                 "in the order in which they are made and looks them up by microbatch: silently "
                 "wrong gradients. hocket import and export number the microbatches so that they "
                 "rise",
@@ -304,11 +304,11 @@ def _reduction(rank: int, stage: int, end: Cell, reduced: list[Cell]) -> Iterato
     for cell in reduced[:1]:
         if cell.column < end.column:
             yield _problem(
-                rank, cell, f"{cell.item} stands before {end.item} (cell {end.column}): gradients "
-                "that come later are neither reduced nor divided",
+                rank, cell, f"{cell.item} is placed before {end.item} (cell {end.column}): later "
+                "gradients are neither reduced nor divided",
             )  # fmt: skip
     for cell in reduced[1:]:
-        text = f"{cell.item} stands twice: the gradients would be divided twice"
+        text = f"{cell.item} appears twice: the gradients would be divided twice"
         yield _problem(rank, cell, text)
 
 
@@ -321,11 +321,11 @@ def _shards(rank: int, row: tuple[Cell, ...]) -> Iterator[Problem]:
         item = cell.item
         if item.type == "UNSHARD":
             if item.stage in active:
-                yield _problem(rank, cell, f"{item} stands twice without a RESHARD; FSDP refuses")
+                yield _problem(rank, cell, f"{item} appears twice without a RESHARD; FSDP refuses")
             active.add(item.stage)
         elif item.type == "RESHARD":
             if item.stage not in active:
-                yield _problem(rank, cell, f"{item} stands without an UNSHARD; FSDP refuses")
+                yield _problem(rank, cell, f"{item} comes without an UNSHARD; FSDP refuses")
             active.discard(item.stage)
         elif item.is_compute:
             for leaf in item.leaves:
@@ -359,7 +359,7 @@ def _lock_step(file: TorchFile, schedule: Schedule) -> Iterator[Problem]:
                 continue
             if at[source][1].column >= cell.column:
                 yield _problem(
-                    rank, cell, f"{action} stands no later than {source} (rank {at[source][0]} "
+                    rank, cell, f"{action} comes no later than {source} (rank {at[source][0]} "
                     f"cell {at[source][1].column}); PipelineScheduleMulti goes by columns and "
                     "would compute on what is not there: pad with empty cells (export --padded), "
                     "or use _PipelineScheduleRuntime",
