@@ -132,3 +132,44 @@ def verdicts_agree(seed):
     ]
     assert not wrong, "\n".join([f"seed {seed}", *wrong, write(order)])
     return tuple(verdicts.values())
+
+
+# --- bounds of a simulation ----------------------------------------------------------------------
+
+
+def toml(costs):
+    """The text of a costs file."""
+
+    def text(value):
+        if isinstance(value, dict):
+            return "{ " + ", ".join(f"{k} = {text(v)}" for k, v in value.items()) + " }"
+        if isinstance(value, list):
+            return "[" + ", ".join(map(text, value)) + "]"
+        return json.dumps(float(value) if isinstance(value, Fraction) else value)
+
+    return "".join(f"{name} = {text(value)}\n" for name, value in costs.items())
+
+
+def command(*words):
+    """What a command prints as JSON."""
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        status = main([*map(str, words), "--json"])
+    assert not status, out.getvalue()
+    return json.loads(out.getvalue())
+
+
+def bounds_hold(seed, folder):
+    """The bound that a simulation prints is no longer than the run; the file reads as it was meant."""
+    rng = random.Random(f"bounds {seed}")
+    placed = oracle_draw.placement(rng)
+    order = drawn(rng, placed)
+    costs = oracle_draw.costs(rng, order)
+    idle = any(not slots for slots in order.queues.values())
+    if "bounds with a rank that runs nothing" in OPEN and idle:
+        return
+    schedule, file = folder / "drawn.sched", folder / "costs.toml"
+    schedule.write_text(write(order))
+    file.write_text(toml(costs))
+    result = command("simulate", schedule, "--costs", file)
+    ...
