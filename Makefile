@@ -1,5 +1,5 @@
 # make demo   what it does, on this machine, in a minute    make test   all that CI checks
-# make docs   the handbook, into site/
+# make docs   the handbook, into site/                       make attack  oracles against hocket, an hour
 #
 # PYTHON picks the interpreter of .venv (3.11 or newer): make test PYTHON=python3.12. VENV is another
 # folder than .venv: make test-core VENV=.venv-3.13 PYTHON=python3.13 needs no torch.
@@ -17,11 +17,11 @@ DOCS := $(VENV)/.installed-docs
 TEST := $(VENV)/.installed-test
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv demo docs test test-core coverage lint bench clean
+.PHONY: help .venv demo docs test test-core coverage attack lint bench clean
 .NOTPARALLEL:
 
 help:
-	@echo 'make demo | test | test-core | coverage | lint | docs | bench | .venv | clean'
+	@echo 'make demo | test | test-core | coverage | attack | lint | docs | bench | .venv | clean'
 
 .venv: $(DEV)
 
@@ -83,6 +83,10 @@ test-core: $(TEST)
 coverage: $(DEV)
 	$(BIN)/python -m pytest -q -n 2 $(QUICK) --cov --cov-report=
 	$(BIN)/coverage report
+
+# ATTACK_SECONDS=600 make attack takes ten minutes; the seeds that it prints repeat what it found.
+attack: $(DEV)
+	$(BIN)/python tests/attack.py
 
 bench: $(DEV)
 	$(BIN)/python benchmarks/run.py

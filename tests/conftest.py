@@ -11,7 +11,8 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-SECONDS = {"page", "planner", "interop"}  # folders whose tests look at browsers, searches, torch
+# Folders whose tests look at browsers, searches, torch, and at thousands of drawn orders.
+SECONDS = {"page", "planner", "interop", "differential"}
 # Seconds of processor time, so that a busy machine fails no test; `timeout` in pyproject.toml is
 # a limit on real time, wide enough for any load, that ends what hangs.
 LIMIT = 120

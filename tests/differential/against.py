@@ -1,38 +1,52 @@
-"""What hocket gives, beside what the oracles give. All names of hocket's inside stand here."""
+"""What hocket gives, beside what the oracles give: the claims, one function each, by seed.
+
+Each function draws its input from a seed, raises AssertionError with that input where hocket and
+the oracle differ, and returns what it met, to be counted. What is imported from the inside of
+hocket stands here and nowhere else.
+"""
 
 import contextlib
 import io
 import json
 import random
+from collections.abc import Callable
 from fractions import Fraction
+from itertools import pairwise
+from typing import NamedTuple
 
 import oracle_draw
 import oracle_events
 import oracle_memory
+import oracle_optima
 from known import OPEN
-from oracle_text import WORK, read, write
+from oracle_text import WORK, Order, read, write
 from oracle_verdicts import TRANSPORTS, verdict
 
 import hocket
 from hocket.cli import main
 from hocket.costs import Cycle
+from hocket.lower import insert_communication
 
-WITHIN = 0 if "messages within a rank" in OPEN else 0.1
-CLOSE = 1e-9  # of two floats, relative: sums in another order
+CLOSE = 1e-9  # of two floats, relative: their sums are in another order
+
+
+# --- hocket's side -------------------------------------------------------------------------------
 
 
 def costs_of(data):
     """hocket.Costs of the plain data of a costs file."""
 
-    def given(value):
+    def python(value):
         if isinstance(value, dict):
             return Cycle(value["cycle"]) if "cycle" in value else value
         return tuple(value) if isinstance(value, list) else value
 
-    out = {name: given(value) for name, value in data.items() if name not in ("bytes", "lane")}
-    if "lane" in data:
-        out["lane"] = (data["lane"]["recv"], data["lane"]["send"])
-    sizes = {name: given(value) for name, value in data.get("bytes", {}).items()}
+    out = {
+        name: python(value) for name, value in data.items() if name not in ("bytes", "p2p_overhead")
+    }
+    if "p2p_overhead" in data:
+        out["p2p_overhead"] = (data["p2p_overhead"]["recv"], data["p2p_overhead"]["send"])
+    sizes = {name: python(value) for name, value in data.get("bytes", {}).items()}
     if "held_between_I_and_W" in sizes:
         sizes["held"] = sizes.pop("held_between_I_and_W")
     return hocket.Costs(**out, bytes=hocket.Bytes(**sizes))
@@ -46,99 +60,8 @@ def times_of(timeline):
     return {name: (value(a), value(b)) for name, (a, b) in zip(names, times, strict=True)}
 
 
-def agree(a, b):
-    """Whether two numbers are equal: exactly, or where one is a float, but for rounding."""
-    if isinstance(a, float):
-        return abs(a - float(b)) <= CLOSE * max(1.0, abs(a))
-    return Fraction(a) == b
-
-
-def differences_of_times(order, costs):
-    """Where hocket's simulation and the one by events differ, as sentences."""
-    timeline = hocket.simulate(hocket.loads(write(order)), costs_of(costs))
-    run = oracle_events.simulate(order, costs)
-    got = times_of(timeline)
-    out = []
-    for action, (start, end) in run.times.items():
-        for name, a, b in zip(("start", "end"), got[str(action)], (start, end), strict=True):
-            out += [] if agree(a, b) else [f"{name} of {action}: hocket {a}, events {b}"]
-    whole = {
-        "makespan": (timeline.makespan, run.makespan),
-        "span": (timeline.span, run.span),
-        "bubble ratio": (float(timeline.bubble_ratio), run.bubble_ratio),
-    }
-    for rank, (summary, (pairs, sizes)) in enumerate(
-        zip(timeline.ranks, oracle_memory.peaks(run, costs), strict=True)
-    ):
-        busy = sum(t for q, t in run.busy.items() if int(q.split("/")[0]) == rank)
-        whole[f"busy of rank {rank}"] = summary.busy, busy
-        whole[f"in flight on rank {rank}"] = summary.peak_in_flight, pairs
-        whole[f"bytes of rank {rank}"] = float(summary.peak_bytes), sizes
-    return out + [
-        f"{what}: hocket {a}, events {b}" for what, (a, b) in whole.items() if not agree(a, b)
-    ]
-
-
-def verdict_of(order, transport):
-    """Whether hocket's check finds nothing."""
-    return hocket.check(hocket.loads(write(order)), transport=transport).ok
-
-
-def drawn(rng):
-    """A valid order without what is known to be wrong."""
-    order = oracle_draw.order(rng, oracle_draw.placement(rng), within=WITHIN)
-    return alone(order) if "slots of messages on streams" in OPEN else order
-
-
-def alone(order):
-    """The order with the messages of its streams one to a slot."""
-    for queue, slots in order.queues.items():
-        if any("/" in q for q in order.queues):
-            order.queues[queue] = [
-                part for slot in slots
-                for part in ([slot] if slot[0].kind in WORK else [(a,) for a in slot])
-            ]  # fmt: skip
-    return order
-
-
-def times_agree(seed):
-    """One drawn order under drawn costs. Raises: AssertionError with all that is needed to see it."""
-    rng = random.Random(f"times {seed}")
-    order = drawn(rng)
-    costs = oracle_draw.costs(rng, order)
-    if "transfers in a slot of messages" in OPEN and "lane" in costs and any(
-        len(slot) > 1 and slot[0].kind not in WORK for slots in order.queues.values() for slot in slots
-    ):
-        del costs["lane"]
-    assert read(write(order)) == order
-    found = differences_of_times(order, costs)
-    assert not found, "\n".join([f"seed {seed}", *found[:6], write(order), str(costs)])
-
-
-def verdicts_agree(seed):
-    """One drawn order, mostly broken, under each transport; gives the verdicts."""
-    rng = random.Random(f"verdicts {seed}")
-    order = drawn(rng)
-    if rng.random() < 0.8:
-        order = oracle_draw.broken(rng, order)
-        order = alone(order) if "slots of messages on streams" in OPEN else order
-    verdicts = {transport: verdict(order, transport) for transport in TRANSPORTS}
-    if "rendezvous on streams" in OPEN and any("/net" in q for q in order.queues):
-        del verdicts["rendezvous"]
-    wrong = [
-        f"{transport}: hocket says {'fine' if ok else 'bad'}, the interpreter {wanted}"
-        for transport, wanted in verdicts.items()
-        if (ok := verdict_of(order, transport)) != (wanted == "runs")
-    ]
-    assert not wrong, "\n".join([f"seed {seed}", *wrong, write(order)])
-    return tuple(verdicts.values())
-
-
-# --- bounds of a simulation ----------------------------------------------------------------------
-
-
 def toml(costs):
-    """The text of a costs file."""
+    """The text of a costs file; a fraction is written as the float next to it."""
 
     def text(value):
         if isinstance(value, dict):
@@ -159,17 +82,282 @@ def command(*words):
     return json.loads(out.getvalue())
 
 
-def bounds_hold(seed, folder):
-    """The bound that a simulation prints is no longer than the run; the file reads as it was meant."""
-    rng = random.Random(f"bounds {seed}")
-    placed = oracle_draw.placement(rng)
-    order = drawn(rng, placed)
+# --- times and memory ----------------------------------------------------------------------------
+
+
+def agree(a, b):
+    """Whether two numbers are equal: exactly, or where one is a float, but for rounding."""
+    if isinstance(a, float):
+        return abs(a - float(b)) <= CLOSE * max(1.0, abs(a))
+    return a == b
+
+
+def differences(order, costs):
+    """Where hocket's simulation and the one by events differ, as sentences."""
+    timeline = hocket.simulate(hocket.loads(write(order)), costs_of(costs))
+    run = oracle_events.simulate(order, costs)
+    times = times_of(timeline)
+    pairs = {"makespan": (timeline.makespan, run.makespan), "span": (timeline.span, run.span)}
+    pairs["bubble ratio"] = float(timeline.bubble_ratio), run.bubble_ratio
+    for action, both in run.times.items():
+        for what, a, b in zip(("start", "end"), times[str(action)], both, strict=True):
+            pairs[f"{what} of {action}"] = a, b
+    peaks = oracle_memory.peaks(run, costs)
+    for rank, (summary, (in_flight, sizes)) in enumerate(zip(timeline.ranks, peaks, strict=True)):
+        pairs |= {
+            f"busy of rank {rank}": (summary.busy, run.busy_of(rank)),
+            f"in flight on rank {rank}": (summary.peak_in_flight, in_flight),
+            f"bytes of rank {rank}": (float(summary.peak_bytes), sizes),
+        }
+    return [f"{what}: hocket {a}, events {b}" for what, (a, b) in pairs.items() if not agree(a, b)]
+
+
+def explained(seed, wrong, order, costs=""):
+    """The text of a failure: the seed, what differs, and all that is needed to see it again."""
+    return "\n".join([f"seed {seed}", *wrong[:6], write(order), str(costs)])
+
+
+def times_agree(seed, folder):
+    """One drawn order under drawn costs: start, end, memory, makespan, span, bubble."""
+    rng = random.Random(f"times {seed}")
+    order = drawn(rng)
     costs = oracle_draw.costs(rng, order)
-    idle = any(not slots for slots in order.queues.values())
-    if "bounds with a rank that runs nothing" in OPEN and idle:
-        return
-    schedule, file = folder / "drawn.sched", folder / "costs.toml"
-    schedule.write_text(write(order))
-    file.write_text(toml(costs))
-    result = command("simulate", schedule, "--costs", file)
-    ...
+    if "transfers in a slot of messages" in OPEN and has_slots_of_messages(order):
+        costs.pop("p2p_overhead", None)
+    assert read(write(order)) == order
+    wrong = differences(order, costs)
+    assert not wrong, explained(seed, wrong, order, costs)
+    return "times"
+
+
+def drawn(rng):
+    """A valid order without what is known to be wrong."""
+    within = 0 if "messages within a rank" in OPEN else 0.1
+    return allowed(oracle_draw.order(rng, oracle_draw.placement(rng), within=within))
+
+
+def allowed(order):
+    """The order, with the messages of its streams one to a slot while such slots are open."""
+    if "slots of messages on streams" in OPEN and any("/" in q for q in order.queues):
+        for queue, slots in order.queues.items():
+            parts = ([slot] if slot[0].kind in WORK else [(a,) for a in slot] for slot in slots)
+            order.queues[queue] = [part for some in parts for part in some]
+    return order
+
+
+def has_slots_of_messages(order):
+    slots = (slot for slots in order.queues.values() for slot in slots)
+    return any(len(slot) > 1 and slot[0].kind not in WORK for slot in slots)
+
+
+# --- verdicts ------------------------------------------------------------------------------------
+
+
+def verdicts_agree(seed, folder):
+    """One drawn order, mostly broken, under each transport."""
+    rng = random.Random(f"verdicts {seed}")
+    order = drawn(rng)
+    if rng.random() < 0.8:
+        order = allowed(oracle_draw.broken(rng, order))
+    return compare_verdicts(seed, order)
+
+
+def compare_verdicts(seed, order):
+    transports = list(TRANSPORTS)
+    if "rendezvous on streams" in OPEN and any("/" in q for q in order.queues):
+        transports.remove("rendezvous")
+    wanted = {transport: verdict(order, transport) for transport in transports}
+    schedule = hocket.loads(write(order))
+    fine = {transport: hocket.check(schedule, transport=transport).ok for transport in wanted}
+    wrong = [
+        f"{transport}: hocket finds {'nothing' if fine[transport] else 'faults'}, it {end}"
+        for transport, end in wanted.items()
+        if fine[transport] != (end == "runs")
+    ]
+    assert not wrong, explained(seed, wrong, order)
+    return " ".join(dict.fromkeys(wanted.values()))
+
+
+# --- registered schedules ------------------------------------------------------------------------
+
+
+def registered_agree(seed, folder):
+    """A schedule by name, its messages placed too: times, and that every transport takes it."""
+    rng = random.Random(f"registered {seed}")
+    names = [e["name"] for e in command("list")["schedules"]]
+    name = rng.choice([n for n in names if n not in SEARCHED])
+    p, m, v = rng.randint(1, 6), rng.randint(1, 9), rng.choice((None, None, 2, 3, 4))
+    try:
+        schedule = hocket.build(name, p=p, m=m, **({} if v is None else {"v": v}))
+    except hocket.HocketError:
+        return "does not fit"
+    costs = {}
+    for one in (schedule, insert_communication(schedule)):
+        order = read(hocket.dumps(one))
+        costs = costs or oracle_draw.costs(rng, order)
+        wrong = differences(order, costs)
+        assert not wrong, explained(seed, wrong, order, costs)
+        assert compare_verdicts(seed, order) == "runs", explained(seed, [], order)
+    return name
+
+
+SEARCHED = {"v-auto", "v-half", "v-min", "v-1f1b", "zb-auto"}  # take too long to be made often
+
+
+# --- bounds and optima ---------------------------------------------------------------------------
+
+
+def bounds_hold(seed, folder):
+    """The bound that `simulate` prints is no longer than the run; its files read as written."""
+    rng = random.Random(f"bounds {seed}")
+    order = drawn(rng)
+    costs = oracle_draw.costs(rng, order)
+    if has_slots_of_messages(order):
+        costs.pop("p2p_overhead", None)
+    if "slice" in costs and "bounds with slices" not in OPEN:
+        costs["slice"] = [x / 4 for x in costs["slice"]]
+    (folder / "drawn.sched").write_text(write(order))
+    (folder / "costs.toml").write_text(toml(costs))
+    result = command("simulate", folder / "drawn.sched", "--costs", folder / "costs.toml")
+    makespan, bound = result["makespan"], result["lower_bound"]
+    exact = oracle_events.simulate(order, costs).makespan
+    wrong = [] if near(makespan, exact) else [f"makespan {makespan}, by events {exact}"]
+    if bound > makespan * (1 + CLOSE) and not is_open_bound(order, costs):
+        wrong.append(f"bound {bound} above makespan {makespan}")
+    if "p2p_overhead" not in costs:
+        wrong += loose(result["critical_path"], makespan)
+    assert not wrong, explained(seed, wrong, order, costs)
+    return "bounds"
+
+
+def loose(path, makespan):
+    """What does not hang together in a critical path, as sentences."""
+    wrong = []
+    for before, step in pairwise([None, *path]):
+        if before is None:
+            fits = step["after"] == "start" and step["start"] == 0
+        elif step["after"] == "queue":
+            fits = step["queue"] == before["queue"] and near(step["start"], before["end"])
+        else:
+            fits = step["after"] == "message" and step["start"] >= before["end"] - CLOSE
+        wrong += [] if fits else [f"critical path: {step} after {before}"]
+    if not near(path[-1]["end"], makespan):
+        wrong.append(f"the critical path ends at {path[-1]['end']}, not at {makespan}")
+    return wrong
+
+
+def near(a, b):
+    return abs(float(a) - float(b)) <= CLOSE * max(1.0, abs(float(b)))
+
+
+def is_open_bound(order, costs):
+    """Whether a bound of this order is known to be wrong."""
+    if "bounds with a rank that runs nothing" in OPEN and not all(order.queues.values()):
+        return True
+    messages = any(a.kind not in WORK for a in order.actions())
+    if "bounds with messages and p2p overhead" in OPEN and messages and "p2p_overhead" in costs:
+        return True
+    slots = (slot for slots in order.queues.values() for slot in slots)
+    chained = any(len({a.mb for a in slot}) < len(slot) for slot in slots)
+    shorter = "p2p_overhead" in costs or costs["FB"] != "sum"
+    return "bounds with slots along a chain" in OPEN and chained and shorter
+
+
+class Problem(NamedTuple):
+    """A question to the planner: the placement, as hocket calls it and as paths."""
+
+    shape: str
+    p: int
+    v: int
+    paths: list
+    path_of: list
+
+
+SHAPES: dict[str, tuple[int, Callable]] = {
+    "linear": (1, lambda line: [line]),
+    "looped": (2, lambda line: [line * 2]),
+    "v": (2, lambda line: [line + line[::-1]]),
+    "mirrored": (1, lambda line: [line, line[::-1]]),
+}
+
+
+SPLIT = {"whole": False, "split": True, "either": None}
+
+
+def problem(rng, most_ranks, most_microbatches):
+    shape = rng.choice(("linear", "linear", "looped", "v", "mirrored"))
+    v, make = SHAPES[shape]
+    p = 2 if shape == "mirrored" else rng.randint(1 + (v == 2), max(2, most_ranks - v + 1))
+    paths = make([str(r) for r in range(p)])
+    m = rng.randint(len(paths), most_microbatches)
+    return Problem(shape, p, v, paths, [mb % len(paths) for mb in range(m)])
+
+
+def plans_hold(seed, folder, *, most_ranks=3, most_microbatches=3, branches=20_000, seconds=0.2):
+    """A plan: what it says of itself, its bound and "optimal" against the best of all orders."""
+    rng = random.Random(f"plans {seed}")
+    asked = problem(rng, most_ranks, most_microbatches)
+    costs = oracle_draw.costs_of_stages(rng, len(asked.paths[0]))
+    most = rng.choice((None, rng.randint(1, 3)))
+    backward = rng.choice(("whole", "split", "either", "either"))
+    request = hocket.Request(
+        p=asked.p, m=len(asked.path_of), shapes=(asked.shape,), v=(asked.v,),
+        named=rng.random() < 0.3, copies=len(asked.paths), costs=costs_of(costs),
+        in_flight=most, rounds=2, split=SPLIT[backward], seed=seed,
+        search=rng.random() < 0.5, time_limit=seconds, patience=seconds, threads=1,
+    )  # fmt: skip
+    order = Order(asked.paths, asked.path_of)
+    where = [str(request), str(costs)]
+    try:
+        plan = hocket.plan(request)
+    except hocket.HocketError as error:
+        return refused(error, most, where)
+    made = read(hocket.dumps(plan.schedule))
+    run = oracle_events.simulate(made, costs)
+    wrong = (
+        [] if near(plan.value, run.makespan) else [f"value {plan.value}, by events {run.makespan}"]
+    )
+    peaks = [pairs for pairs, _ in oracle_memory.peaks(run, costs)]
+    if most is not None and max(peaks) > most * asked.v:
+        wrong.append(f"holds {max(peaks)} pairs, allowed are {most * asked.v}")
+    best, known = least(order, costs, backward, most and [most * asked.v] * asked.p, plan, branches)
+    for what, bound in (("bound", plan.bound.value), ("floor", plan.floor.value)):
+        if float(bound) > float(best) * (1 + CLOSE):
+            wrong.append(f"{what} {bound} is above the order of {best}")
+    if plan.proven and float(best) < float(plan.value) * (1 - CLOSE):
+        wrong.append(f"{plan.value} is called optimal; there is an order of {best}")
+    assert not wrong, "\n".join([f"seed {seed}", *wrong, *where])
+    return f"{'best known' if known else 'too large'}, {'proven' if plan.proven else 'open'}"
+
+
+def refused(error, most, where):
+    """A question that the planner does not answer: only a limit may be the reason."""
+    assert most is not None, "\n".join([str(error), *where])
+    return "refused"
+
+
+def least(order, costs, backward, most, plan, branches):
+    """The least makespan of all orders asked for, and whether it is certain."""
+    classes = [backward]
+    if backward == "either" and "plans that mix whole and split backwards" in OPEN:
+        split = [i + w for i, w in zip(costs["I"], costs["W"], strict=True)]
+        if any(b < iw for b, iw in zip(costs.get("B", split), split, strict=True)):
+            classes = ["whole", "split"]
+    best, certain = Fraction(plan.value), True
+    for one in classes:
+        search = oracle_optima.Search(order.paths, order.path_of, costs, backward=one, most=most)
+        try:
+            found = search.below(best, most=branches)
+        except oracle_optima.TooLarge:
+            found, certain = search.found, False
+        best = best if found is None else found
+    return best, certain
+
+
+CLAIMS = {
+    "times": times_agree,
+    "verdicts": verdicts_agree,
+    "registered": registered_agree,
+    "bounds": bounds_hold,
+    "plans": plans_hold,
+}

@@ -4,7 +4,11 @@ from fractions import Fraction
 
 from oracle_text import WORK, Action, Order, needs, rank_of
 
-MESSAGE = {"F": ("SEND_F", "RECV_F", 1), "B": ("SEND_B", "RECV_B", -1), "I": ("SEND_B", "RECV_B", -1)}
+MESSAGE = {
+    "F": ("SEND_F", "RECV_F", 1),
+    "B": ("SEND_B", "RECV_B", -1),
+    "I": ("SEND_B", "RECV_B", -1),
+}
 
 
 # --- placements ----------------------------------------------------------------------------------
@@ -59,11 +63,14 @@ def order(rng, placed, *, within=0.1):
     weight = {kind: 10 ** rng.uniform(-1.5, 1.5) for kind in WORK}
     eager = 10 ** rng.choice((0, 4))  # messages at once, or any time before they are needed
     out = Order(placed.paths, placed.path_of, placed.slices)
-    out.queues = {q: [] for q in sorted({*home.values(), *(q for path in placed.paths for q in path)})}
+    out.queues = {
+        q: [] for q in sorted({*home.values(), *(q for path in placed.paths for q in path)})
+    }
     todo, done = sorted(home), set()
+    wants = {a: needs(placed, a, home) for a in home}
 
     def can_run(a, slot=()):
-        return all(n in done or n in slot for n in needs(placed, a, home))
+        return all(n in done or n in slot for n in wants[a])
 
     while todo:
         ready = [a for a in todo if can_run(a)]
@@ -118,7 +125,9 @@ def _messages(rng, placed, home, within, *, in_streams):
 
 def broken(rng, right):
     """The order with one to three changes; it may still be valid."""
-    out = Order(right.paths, right.path_of, right.slices, {q: list(s) for q, s in right.queues.items()})
+    out = Order(
+        right.paths, right.path_of, right.slices, {q: list(s) for q, s in right.queues.items()}
+    )
     for _ in range(rng.randint(1, 3)):
         queue = rng.choice(sorted(out.queues))
         if out.queues[queue]:
@@ -204,13 +213,35 @@ def costs(rng, placed):
     if rng.random() < 0.5:
         out["latency"] = number(rng)
     if rng.random() < 0.3:
-        out["lane"] = {"recv": number(rng), "send": number(rng)}
+        out["p2p_overhead"] = {"recv": number(rng), "send": number(rng)}
     if rng.random() < 0.3:
         out["bandwidth"] = number(rng) + 1
     if placed.slices > 1 and rng.random() < 0.7:
         out["slice"] = [number(rng) + 1 for _ in range(placed.slices)]
     names = ("static", "activation", "held_between_I_and_W", "gradient", "message")
     out["bytes"] = {name: value() for name in names if rng.random() < 0.6}
+    return out
+
+
+def costs_of_stages(rng, n):
+    """Times of n stages, each a number or a list, as a planner is asked; no work is free."""
+    number = rng.choice((_whole, _whole, _fraction, _float))
+
+    def value():
+        one = [number(rng) + 1 for _ in range(n)]
+        return one if alike < 0.5 else one[:1] * n
+
+    alike = rng.random()
+    out = {kind: value() for kind in "FIW"}
+    if rng.random() < 0.6:  # mostly less than I and W together
+        share = Fraction(rng.choice((3, 4, 5)), 5)
+        out["B"] = [(i + w) * share for i, w in zip(out["I"], out["W"], strict=True)]
+    if rng.random() < 0.4:
+        out["latency"] = number(rng)
+    if rng.random() < 0.2:
+        out["p2p_overhead"] = {"recv": number(rng), "send": number(rng)}
+    if rng.random() < 0.2:
+        out |= {"bandwidth": number(rng) + 1, "bytes": {"message": [number(rng) for _ in range(n)]}}
     return out
 
 

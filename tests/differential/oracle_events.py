@@ -23,8 +23,8 @@ class Prices:
     def __init__(self, order, costs):
         self.order, self.costs = order, costs
         self.n_stages = max(map(len, order.paths))
-        self.lane = {k: Fraction(v) for k, v in costs.get("lane", {}).items()}
-        self.blocking = bool(costs.get("blocking")) or "lane" in costs
+        self.overhead = {k: Fraction(v) for k, v in costs.get("p2p_overhead", {}).items()}
+        self.blocking = bool(costs.get("blocking")) or "p2p_overhead" in costs
         self.has_messages = any(a.kind not in WORK for a in order.actions())
 
     def per_stage(self, value, stage):
@@ -52,7 +52,9 @@ class Prices:
         if "F" in kinds and kinds & {"B", "I"} and rule != "sum":
             if rule == "max":
                 return max(parts)
-            return sum(parts) * Fraction(rule["scale"]) if isinstance(rule, dict) else Fraction(rule)
+            return (
+                sum(parts) * Fraction(rule["scale"]) if isinstance(rule, dict) else Fraction(rule)
+            )
         return sum(parts)
 
     def around(self, slot):
@@ -62,7 +64,7 @@ class Prices:
             receives, sends = kinds & {"RECV_F", "RECV_B"}, kinds & {"SEND_F", "SEND_B"}
         else:
             receives = sends = kinds & {"F", "B", "I"}
-        before, after = self.lane.get("recv", Fraction(0)), self.lane.get("send", Fraction(0))
+        before, after = self.overhead.get("recv", Fraction(0)), self.overhead.get("send", Fraction(0))
         return before if receives else Fraction(0), after if sends else Fraction(0)
 
     def way(self, source):
@@ -84,6 +86,9 @@ class Run:
     times: dict = field(default_factory=dict)
     occupied: dict = field(default_factory=lambda: defaultdict(list))
     busy: dict = field(default_factory=lambda: defaultdict(Fraction))
+
+    def busy_of(self, rank):
+        return sum(time for queue, time in self.busy.items() if rank_of(queue) == rank)
 
     @property
     def working(self):

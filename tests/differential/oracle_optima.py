@@ -96,7 +96,9 @@ class Search:
         self.seen = defaultdict(list)
         n, ranks = len(self.places), max(self.rank) + 1
         zero, none = (0,) * n, ((),) * n
-        start = State(zero, zero, none, none, none, (Fraction(0),) * ranks, (0,) * ranks, Fraction(0))
+        start = State(
+            zero, zero, none, none, none, (Fraction(0),) * ranks, (0,) * ranks, Fraction(0)
+        )
         todo = [start]
         while todo:
             state = todo.pop()
@@ -144,7 +146,9 @@ class Search:
         """
         if self.most is not None:
             return [one for one in ready if one[0] >= state.last]
-        end, soonest = min((start + self._longest(i, kind), (start, i, kind)) for start, i, kind in ready)
+        end, soonest = min(
+            (start + self._longest(i, kind), (start, i, kind)) for start, i, kind in ready
+        )
         first, alike = soonest[1], self._like(soonest[1], soonest[2])
         return [
             x for x in ready if self.rank[x[1]] == self.rank[first]

@@ -118,9 +118,7 @@ def needs(order, action, present):
     elif kind in "BI":
         out.append(first((stage, "F", mb)))
         if stage < last:
-            out.append(
-                first((stage, "RECV_B", mb), (stage + 1, "I", mb), (stage + 1, "B", mb))
-            )
+            out.append(first((stage, "RECV_B", mb), (stage + 1, "I", mb), (stage + 1, "B", mb)))
         if part < order.slices - 1:
             out.append(first((stage, "I", mb + 1), (stage, "B", mb + 1)))
     elif kind == "W":

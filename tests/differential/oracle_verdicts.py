@@ -73,40 +73,43 @@ def _has_all_messages(order, counts):
 def _drain(order, step):
     """Whether every slot ends when each queue takes its next step as soon as it may."""
     present = set(order.actions())
+    wants = {a: needs(order, a, present) for a in present}
     at = dict.fromkeys(order.queues, 0)
     done, posted, before = set(), set(), None
     while before != (before := (sum(at.values()), len(done), len(posted))):
         for queue, slots in order.queues.items():
-            while at[queue] < len(slots) and step(order, present, at, queue, done, posted):
+            while at[queue] < len(slots) and step(order, wants, at, queue, done, posted):
                 at[queue] += 1
-        done |= {a for a in posted if all(n in done for n in needs(order, a, present))}
-    return all(at[q] == len(slots) for q, slots in order.queues.items()) and posted <= done
+        came = {a for a in posted if done.issuperset(wants[a])}
+        done |= came
+        posted -= came
+    return all(at[q] == len(slots) for q, slots in order.queues.items()) and not posted
 
 
-def _posted(order, present, at, queue, done, posted):
+def _posted(order, wants, at, queue, done, posted):
     """A receive is posted and holds nobody but who needs its message; a send never waits."""
     slot = order.queues[queue][at[queue]]
-    receives = {a for a in slot if a.kind.startswith("RECV")}
+    receives = [a for a in slot if a.kind.startswith("RECV")]
     rest = [a for a in slot if a not in receives]
-    if not all(n in done or n in slot for a in rest for n in needs(order, a, present)):
+    if not all(n in done or n in slot for a in rest for n in wants[a]):
         return False
-    posted |= receives
+    posted.update(receives)
     done.update(rest)
     return True
 
 
-def _met(order, present, at, queue, done, posted):
+def _met(order, wants, at, queue, done, posted):
     """A message ends when its two sides are reached at the same time and its result is there."""
     slot = order.queues[queue][at[queue]]
     if slot[0].kind in WORK:
-        return _posted(order, present, at, queue, done, posted)
-    reached = {a for q, slots in order.queues.items() for a in slots[at[q]: at[q] + 1] for a in a}
+        return _posted(order, wants, at, queue, done, posted)
+    heads = [slots[at[q]] for q, slots in order.queues.items() if at[q] < len(slots)]
     for a in slot:
         send = a if a.kind.startswith("SEND") else partner(a)
-        sent = all(n in done or n in slot for n in needs(order, send, present))
-        if a not in done and partner(a) in reached and sent:
-            done |= {a, partner(a)}
-    return all(a in done for a in slot)
+        sent = all(n in done or n in slot for n in wants[send])
+        if a not in done and sent and any(partner(a) in head for head in heads):
+            done.update((a, partner(a)))
+    return done.issuperset(slot)
 
 
 def _in_order(order):

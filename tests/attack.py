@@ -1,0 +1,80 @@
+"""The long attack: `make attack`, or `python tests/attack.py --seconds 3600 --seed 0`.
+
+Runs every claim of tests/differential in turn, on seeds that CI does not try, for equal shares of
+the time, on all cores. Prints the seeds, counts what was met, and ends with status 1 where
+hocket and an oracle differ; `--claim times --only 12345` runs one seed again.
+"""
+
+import argparse
+import os
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "differential"))
+
+from against import CLAIMS, plans_hold  # noqa: E402
+
+FIRST = 1_000_000  # seeds below are CI's
+LARGER = {"plans": partial(plans_hold, most_ranks=4, most_microbatches=4, branches=100_000)}
+
+
+def attack(claim, first, seconds):
+    """Seeds from `first` on for some seconds: (claim, seeds, what was met, failures)."""
+    tried, met, failures = LARGER.get(claim, CLAIMS[claim]), Counter(), []
+    deadline, seed = time.monotonic() + seconds, first
+    with TemporaryDirectory() as folder:
+        while time.monotonic() < deadline:
+            try:
+                met[tried(seed, Path(folder))] += 1
+            except Exception as error:  # whatever hocket raises is a finding
+                failures.append(
+                    f"{claim} {type(error).__name__}: {error or 'no text'}, seed {seed}"
+                )
+            seed += 1
+    return claim, range(first, seed), met, failures
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=float(os.environ.get("ATTACK_SECONDS", 3600))
+    )
+    parser.add_argument("--seed", type=int, default=0, help="another attack for each number")
+    parser.add_argument("--claim", choices=CLAIMS, action="append")
+    parser.add_argument("--only", type=int, metavar="SEED", help="run this one seed of --claim")
+    args = parser.parse_args()
+    claims = args.claim or [*CLAIMS]
+    if args.only is not None:
+        with TemporaryDirectory() as folder:
+            for claim in claims:
+                print(claim, args.only, LARGER.get(claim, CLAIMS[claim])(args.only, Path(folder)))
+        return 0
+    cores = os.cpu_count() or 1
+    share, failed = args.seconds / len(claims), 0
+    first = FIRST * (1 + args.seed * cores)
+    with ProcessPoolExecutor(cores) as pool:
+        for claim in claims:
+            firsts = [first + FIRST * i for i in range(cores)]
+            for _, seeds, met, failures in pool.map(
+                attack, [claim] * cores, firsts, [share] * cores
+            ):
+                print(
+                    f"{claim}: seeds {seeds.start} to {seeds.stop - 1}, {len(failures)} failures",
+                    flush=True,
+                )
+                print("  " + ", ".join(f"{n} {what}" for what, n in met.most_common()))
+                print(*failures[:5], sep="\n\n", end="\n" if failures else "")
+                failed += len(failures)
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
