@@ -11,8 +11,8 @@ import pytest
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
-# Folders whose tests look at browsers, searches, torch, and at thousands of drawn orders.
-SECONDS = {"page", "planner", "interop", "differential"}
+# Folders whose tests look at browsers, searches, torch, thousands of drawn orders and files.
+SECONDS = {"page", "planner", "interop", "differential", "fuzz"}
 # Seconds of processor time, so that a busy machine fails no test; `timeout` in pyproject.toml is
 # a limit on real time, wide enough for any load, that ends what hangs.
 LIMIT = 120

@@ -64,7 +64,7 @@ class Prices:
             receives, sends = kinds & {"RECV_F", "RECV_B"}, kinds & {"SEND_F", "SEND_B"}
         else:
             receives = sends = kinds & {"F", "B", "I"}
-        before, after = self.overhead.get("recv", Fraction(0)), self.overhead.get("send", Fraction(0))
+        before, after = (self.overhead.get(side, Fraction(0)) for side in ("recv", "send"))
         return before if receives else Fraction(0), after if sends else Fraction(0)
 
     def way(self, source):
