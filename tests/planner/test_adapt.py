@@ -24,7 +24,7 @@ TENS = Costs(F=10, I=10, W=10, bytes=Bytes(activation=100, message=10))
 
 def asked(p, m, shape="linear", **more):
     v = 1 if shape == "linear" else 2
-    return Request(p=p, m=m, **{"shapes": (shape,), "v": (v,), "named": False, "rounds": 2} | more)
+    return Request(p=p, m=m, **{"shapes": (shape,), "v": (v,), "named": False, "rounds": 2, "time_limit": 600} | more)
 
 
 def best_of(requests):
@@ -54,7 +54,7 @@ def test_a_cut_that_fits_is_found_where_the_most_even_one_does_not():
 )
 def test_no_cut_is_faster_than_the_one_that_is_planned(times, static, activation, memory):
     layers = Costs(F=times, I=times, W=times, bytes=Bytes(static=static, activation=activation))
-    settings = {"memory": memory, "split": True, "rounds": 1, "time_limit": 2}
+    settings = {"memory": memory, "split": True, "rounds": 1, "time_limit": 600}
     found = plan(asked(3, 3, layers=layers, **settings))
     n = len(times)
     cuts = [(a, b - a, n - b) for a, b in combinations(range(1, n), 2)]
@@ -67,7 +67,7 @@ def test_no_cut_is_faster_than_the_one_that_is_planned(times, static, activation
 def test_no_levels_of_single_stages_are_faster_than_those_that_are_planned(shape):
     stages = 3 if shape == "linear" else 4
     p, v, choices = (3, 1, (FULL, SELECTIVE)) if shape == "linear" else (2, 2, (SELECTIVE,))
-    settings = {"memory": 210, "split": True, "time_limit": 3}
+    settings = {"memory": 210, "split": True, "time_limit": 600}
     found = plan(asked(p, 4, shape, costs=TENS, recompute=choices, **settings))
     every = product((NONE, *choices), repeat=stages)
     best = best_of(

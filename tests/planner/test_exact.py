@@ -204,10 +204,10 @@ def test_ctrl_c_while_the_solver_runs_leaves_the_plan_that_is_known():
     costs = Costs(F=(5.1, 4.2, 3.3, 7.6), I=(6.8, 7.4, 6.7, 5.9), W=(4.9, 4.3, 5.1, 4.6))
     asked = Request(p=4, m=12, costs=costs, in_flight=3, shapes=("v",), v=(2,), split=True,
                     objective="span", named=False, search=False, threads=1, solver=True,
-                    time_limit=1, solver_time=90)  # fmt: skip
+                    time_limit=1, solver_time=600)  # fmt: skip
     stop = threading.Timer(3, os.kill, (os.getpid(), signal.SIGINT))
     stop.start()
     found = plan(asked)
     stop.cancel()
-    assert found.interrupted and found.seconds < 30
+    assert found.interrupted and found.seconds < 300
     assert found.bound.value <= found.value

@@ -24,7 +24,7 @@ SKEW = Costs(F=20, I=24, W=14, latency=3)  # of 1/p of the model: a stage of two
 
 
 def asked(shape, **more):
-    settings = {"p": 4, "m": 8, "shapes": (shape,), "named": False, "rounds": 2}
+    settings = {"p": 4, "m": 8, "shapes": (shape,), "named": False, "rounds": 2, "time_limit": 600}
     settings["v"] = (2,) if shape == "v" else (1,)
     return Request(**(settings | more))
 
@@ -212,7 +212,7 @@ CROWD = Costs(F=(29, 29, 29, 31), I=(37,) * 4, W=(25,) * 4, B=(58, 58, 56, 58), 
 
 
 def test_a_plan_for_shared_cores_is_timed_with_them_and_loses_to_none_of_the_named():
-    found = plan(Request(p=4, m=8, costs=CROWD, in_flight=4, rounds=1, time_limit=30, margin=0))
+    found = plan(Request(p=4, m=8, costs=CROWD, in_flight=4, rounds=1, time_limit=600, margin=0))
     assert found.value == simulate(found.schedule, found.costs).makespan
     assert found.costs.cores == 2
     named = simulate(build("1f1b", p=4, m=8), CROWD).makespan
@@ -231,7 +231,7 @@ def test_where_splitting_costs_more_than_idle_cores_lose_the_plan_keeps_backward
 
 
 def test_within_a_margin_the_simplest_order_is_the_plan():
-    request = Request(p=4, m=8, costs=CROWD, in_flight=4, rounds=1, time_limit=30)
+    request = Request(p=4, m=8, costs=CROWD, in_flight=4, rounds=1, time_limit=600)
     best, simple = plan(replace(request, margin=0)), plan(replace(request, margin=0.06))
     assert best.value < simple.value <= best.value * 1.06
     assert simple.schedule.placement.n_stages == 4 and not simple.schedule.has_split_backward
