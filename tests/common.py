@@ -1,6 +1,8 @@
 """What several tests share: the recorded orders, the two cost sets, small helpers."""
 
+import ast
 import json
+from functools import cache
 from pathlib import Path
 
 from hocket.costs import Bytes, Costs
@@ -21,6 +23,12 @@ SEED_COSTS = Costs(
         gradient=(128.0, 140.8, 115.2, 134.4),
     ),
 )  # fmt: skip
+
+
+@cache
+def tree(path):
+    """The syntax tree of a source file, parsed once for all tests of a process."""
+    return ast.parse(path.read_text(encoding="utf-8"))
 
 
 def records():

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import hocket
+from common import tree
 
 SRC = Path(hocket.__file__).parent
 # Each room may import those before it, never one after it. One name per floor: no knot is hidden.
@@ -22,7 +23,7 @@ def _level(name):
 
 
 def _imports(path):
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("hocket"):
             parts = node.module.split(".")
             yield from [parts[1]] if len(parts) > 1 else [a.name for a in node.names]
@@ -44,7 +45,7 @@ def test_no_module_imports_one_above_it():
 def test_every_module_has_a_layer_and_opens_with_what_it_holds():
     for path in SRC.rglob("*.py"):
         assert _level(path.relative_to(SRC).parts[0].removesuffix(".py")) >= 0
-        assert ast.get_docstring(ast.parse(path.read_text())), path
+        assert ast.get_docstring(tree(path)), path
 
 
 WITH_TORCH = {"runtime", "train", "demo"}
@@ -57,7 +58,7 @@ def test_only_the_runtime_and_what_stands_on_it_import_torch():
             "interop/torch/runtime.py"
         ):
             continue
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(path)):
             names = [a.name for a in node.names] if isinstance(node, ast.Import) else []
             names += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
             assert not any(n.split(".")[0] == "torch" for n in names), path
@@ -90,7 +91,7 @@ def test_the_applications_use_no_private_name_of_another_module():
     rooms = ("train", "demo", "cli", "cli.py")
     paths = [p for p in SRC.rglob("*.py") if p.relative_to(SRC).parts[0] in rooms]
     assert len(paths) > 8
-    assert {p.name: names for p in paths if (names := _private(ast.parse(p.read_text())))} == {}
+    assert {p.name: names for p in paths if (names := _private(tree(p)))} == {}
 
 
 HEAVY = ("torch", "numba", "ortools", "matplotlib", "rich", "pandas", "scipy")

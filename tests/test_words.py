@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import hocket
+from common import tree
 from hocket.cli import _parser
 
 ROOT = Path(__file__).parent.parent
@@ -38,7 +39,7 @@ PATTERNS = {re.compile(pattern): better for pattern, better in BANNED.items()}
 
 def _strings(path):
     """The string literals of a module, docstrings among them: (line, text)."""
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    for node in ast.walk(tree(path)):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, node.value
 
@@ -54,6 +55,9 @@ def _texts():
         yield str(path.relative_to(ROOT)), paragraphs
     for path in sorted(SRC.rglob("*.py")):
         yield str(path.relative_to(SRC.parents[1])), list(_strings(path))
+    for path in sorted([*SRC.rglob("*.js"), *SRC.rglob("*.html")]):
+        lines = path.read_text(encoding="utf-8").splitlines()
+        yield str(path.relative_to(SRC.parents[1])), list(enumerate(lines, 1))
     yield "hocket --help", [(0, text) for text in _helps(_parser())]
 
 
@@ -75,7 +79,7 @@ def findings(texts):
 
 
 # What is still to be rewritten; it may only shrink.
-LEFT = 200
+LEFT = 190
 
 
 def test_no_banned_phrase():

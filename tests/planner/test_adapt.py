@@ -24,7 +24,11 @@ TENS = Costs(F=10, I=10, W=10, bytes=Bytes(activation=100, message=10))
 
 def asked(p, m, shape="linear", **more):
     v = 1 if shape == "linear" else 2
-    return Request(p=p, m=m, **{"shapes": (shape,), "v": (v,), "named": False, "rounds": 2, "time_limit": 600} | more)
+    return Request(
+        p=p,
+        m=m,
+        **{"shapes": (shape,), "v": (v,), "named": False, "rounds": 2, "time_limit": 600} | more,
+    )
 
 
 def best_of(requests):
