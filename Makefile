@@ -9,6 +9,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
 QUICK := -m 'not runtime and not slow'
 CONSTRAINTS := requirements/constraints.txt
 CORE := $(VENV)/.installed-core
@@ -74,14 +75,14 @@ lint: $(DEV)
 	$(BIN)/ty check
 
 test: lint docs
-	$(BIN)/python -m pytest -q -n 2
+	$(PYTEST)
 
 test-core: $(TEST)
-	$(BIN)/python -m pytest -q -n 2 $(QUICK)
+	$(PYTEST) $(QUICK)
 
 # Of all but what needs processes and torch, which only the whole suite runs.
 coverage: $(DEV)
-	$(BIN)/python -m pytest -q -n 2 $(QUICK) --cov --cov-report=
+	$(PYTEST) $(QUICK) --cov --cov-report=
 	$(BIN)/coverage report
 
 # ATTACK_SECONDS=600 make attack takes ten minutes; the seeds that it prints repeat what it found.

@@ -4,6 +4,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TESTS = """
 import subprocess, sys, time
 import pytest
@@ -26,6 +28,7 @@ def test_busy_child():
 """
 
 
+@pytest.mark.slow
 def test_what_counts_is_processor_time_of_a_test_and_its_children(tmp_path):
     tmp_path.joinpath("conftest.py").write_text(Path(__file__).with_name("conftest.py").read_text())
     tmp_path.joinpath("test_some.py").write_text(TESTS)
