@@ -30,9 +30,12 @@ BANNED = {
     r"\bby chance\b": "at random",
     r"\bwhat does not hold included\b": "including what does not hold",
     r"\bor alike\b": "or similar",
+    r"\bbeside all that\b": "in addition",
+    r"\bis no text for\b": "cannot be printed to",
+    r"\bwhat is said (?:of|above|after)\b": "the heading, the advice, ...",
     r"\b(?:is|are|was|were) told\b": "is reported, shown, printed",
     r"\bsays? `": "the verb in its place: run `...` to see",
-    r"\b[Ii]mports (?:only|nothing)\b": "nothing: tests/test_structure.py knows what is imported",
+    r"^[^.]*\. [Ii]mports (?:only|nothing|errors|ir)\b": "nothing: a test knows the imports",
 }
 PATTERNS = {re.compile(pattern): better for pattern, better in BANNED.items()}
 
