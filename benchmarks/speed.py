@@ -47,11 +47,6 @@ def metrics(t):
     return t.makespan, t.span, t.bubble_ratio, t.ranks
 
 
-def swapped(order, changes) -> int:
-    """How many of the changes could be made; each with its makespan."""
-    return sum(order.swap(*change) and order.ticks > 0 for change in changes)
-
-
 def one(name: str, p: int, m: int, lowered: bool) -> dict:
     import floor
     import numpy as np
@@ -137,13 +132,14 @@ def cold() -> dict:
 
 def many() -> dict:
     """Samples and orders a second."""
-    import random
+    from functools import partial
 
     import numpy as np
 
     from hocket import Costs, build, loops
     from hocket.graph import graph
-    from hocket.search.incremental import Incremental
+    from hocket.search.problem import FULL, SPLIT, problem
+    from hocket.search.search import Arena
     from hocket.simulator.samples import simulate_jitter
 
     s = build("1f1b", p=64, m=512)
@@ -164,16 +160,12 @@ def many() -> dict:
             out[f"replay_{k}"] = end.size / best
         for name in ("1f1b", "zb-v"):
             s = build(name, p=8, m=32)
-            rnd, inc = random.Random(0), Incremental(s, Costs())
-            changes = []
-            for _ in range(20_000):
-                q = rnd.randrange(8)
-                i = rnd.randrange(int(s.starts[q + 1] - s.starts[q]) - 1)
-                changes.append((q, i, i + 1))
-            inc.swap(*changes[0])
-            seconds, made = clocked(swapped, inc, changes)
-            out[f"orders_{name}"] = len(changes) / seconds
-            out[f"different_orders_{name}"] = made / seconds
+            asked = problem(s.placement, Costs(), SPLIT if s.has_split_backward else FULL)
+            arena, order = Arena(asked), asked.order_of(s)
+            more = {"hot": 0.1, "cold": 0.1, "goal": 0.0, "seed": 1}
+            arena.anneal(order, moves=1, **more)
+            seconds, _ = clocked(partial(arena.anneal, order, moves=20_000, **more))
+            out[f"orders_{name}"] = 20_000 / seconds
     return out
 
 
@@ -213,7 +205,6 @@ def counts() -> dict:
     from hocket import build, check, loops, simulate
     from hocket.graph import edges, graph
     from hocket.lower import insert_communication
-    from hocket.search.incremental import Incremental
 
     out = {}
     for name, v in SCHEDULES.items():
@@ -221,16 +212,10 @@ def counts() -> dict:
             s = build(name, p=8, m=32, v=v)
             assert check(s).ok
             metrics(simulate(s))
-        inc, looked_at = Incremental(s), 0
-        for q in range(8):
-            for i in range(40):
-                inc.swap(q, i, i + 1)
-                looked_at += inc.looked_at
         out[name] = {
             "actions": len(s.codes), "gone_over": sum(call.args[1] for call in ran.mock_calls),
             "slots": s.n_slots, "needs": len(edges(s)[0]),
             "edges": len(graph(s).needs), "lowered": len(insert_communication(s).codes),
-            "looked_at_in_320_changes": looked_at,
         }  # fmt: skip
     return out
 

@@ -15,7 +15,6 @@ from hocket.explanation import explain
 from hocket.lower import insert_communication
 from hocket.measured import readings
 from hocket.search.bounds import lower_bounds
-from hocket.search.incremental import Incremental
 from hocket.simulator.contention import simulate_shared
 from hocket.simulator.samples import simulate_jitter, simulate_samples
 from hocket.train.report import one_by_one
@@ -111,11 +110,9 @@ def test_replays_of_one_order_say_that_they_cannot_share():
     for call in (
         lambda: simulate_samples(s, [costs]),
         lambda: simulate_jitter(s, costs),
-        lambda: Incremental(s, costs),
     ):
         with pytest.raises(CostError, match="times depend on what overlaps"):
             call()
-    Incremental(s, Costs(cores=4))
 
 
 @pytest.mark.parametrize("wrong", [0, 1.5, -1, "2", True])

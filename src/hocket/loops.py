@@ -513,157 +513,6 @@ def idleness(
             free = finish[i]
 
 
-# --- one change of an order at a time ----------------------------------------------------------
-
-
-def turn(order, place, low, high, way):
-    """Changes the stretch low to high of an order: way 1 moves its first node to its end, way -1
-    its last node to its front, way 0 swaps the two. `way` and `-way` undo each other.
-    """
-    first, last = order[low], order[high]
-    if way > 0:
-        for at in range(low, high):
-            order[at] = order[at + 1]
-        order[high] = first
-    elif way < 0:
-        for at in range(high, low, -1):
-            order[at] = order[at - 1]
-        order[low] = last
-    else:
-        order[low], order[high] = last, first
-    for at in range(low, high + 1):
-        place[order[at]] = at
-
-
-def peak_of(order, first, last, takes, frees):
-    """The highest level of what the nodes of one queue take and free, in their order."""
-    level = peak = 0.0
-    for at in range(first, last):
-        level += takes[order[at]]
-        if level > peak:
-            peak = level
-        level -= frees[order[at]]
-    return peak
-
-
-def unplaced(node, first, order, place, opens, need_starts, needs, rank, state):
-    """A node at or behind `first` that this one waits for and that is not placed; -1: none."""
-    if not opens[place[node]]:
-        before = order[place[node] - 1]
-        if rank[before] >= first and state[before] < 2:
-            return before
-    for e in range(need_starts[node], need_starts[node + 1]):
-        if rank[needs[e]] >= first and state[needs[e]] < 2:
-            return needs[e]
-    return -1
-
-
-def resort(
-    first, last, order, place, opens, need_starts, needs, sequence, rank, state, stack, room
-):
-    """Sorts `sequence[first:last]` anew so that every node comes after what it needs.
-
-    Nodes keep their order where they can. Returns False, with nothing changed, where they wait
-    for each other. Nodes outside need not move: what orders them has not changed.
-    """
-    n_placed, good = 0, True
-    for k in range(first, last):
-        top = 0
-        stack[0] = sequence[k]
-        while good and top >= 0:
-            node = stack[top]
-            state[node] = max(state[node], 1)
-            wanted = -1
-            if state[node] == 1:
-                wanted = unplaced(node, first, order, place, opens, need_starts, needs, rank, state)
-                if wanted < 0:
-                    state[node] = 2
-                    room[n_placed] = node
-                    n_placed += 1
-            if wanted < 0:
-                top -= 1
-            elif state[wanted] == 1:
-                good = False
-            else:
-                top += 1
-                stack[top] = wanted
-    for k in range(first, last):
-        state[sequence[k]] = 0
-    if good:
-        for k in range(first, last):
-            sequence[k] = room[k - first]
-            rank[sequence[k]] = k
-    return good
-
-
-def settle(
-    low, high, order, place, opens, need_starts, needs, delays, after_starts, after, durations,
-    sequence, rank, dirty, start, end,
-):  # fmt: skip
-    """Times of what can have changed after a change of the stretch low to high of an order.
-
-    Returns how many nodes were looked at. A node is looked at when something it waits for moved.
-    """
-    n, n_seen = len(sequence), 0
-    k, far = n, -1
-    stop = high + 1
-    if stop < n and not opens[stop]:
-        stop += 1
-    for at in range(low, stop):
-        node = order[at]
-        dirty[node] = True
-        k, far = min(k, rank[node]), max(far, rank[node])
-    while k <= far:
-        node = sequence[k]
-        k += 1
-        if not dirty[node]:
-            continue
-        dirty[node] = False
-        n_seen += 1
-        time = 0 if opens[place[node]] else end[order[place[node] - 1]]
-        for e in range(need_starts[node], need_starts[node + 1]):
-            ready = end[needs[e]] + delays[e]
-            if ready > time:
-                time = ready
-        start[node] = time
-        time += durations[node]
-        if end[node] == time:
-            continue
-        end[node] = time
-        for e in range(after_starts[node], after_starts[node + 1]):
-            dirty[after[e]] = True
-            far = max(far, rank[after[e]])
-        behind = place[node] + 1
-        if behind < n and not opens[behind]:
-            dirty[order[behind]] = True
-            far = max(far, rank[order[behind]])
-    return n_seen
-
-
-def change(
-    low, high, way, order, place, opens, need_starts, needs, delays, after_starts, after, durations,
-    sequence, rank, state, stack, room, dirty, start, end,
-):  # fmt: skip
-    """One change of an order and the times after it; -1 where it cannot run, and nothing changed.
-
-    Returns how many nodes were looked at.
-    """
-    turn(order, place, low, high, way)
-    first, last = rank[order[low]], rank[order[low]]
-    for at in range(low, high + 1):
-        first, last = min(first, rank[order[at]]), max(last, rank[order[at]])
-    good = resort(
-        first, last + 1, order, place, opens, need_starts, needs, sequence, rank, state, stack, room
-    )
-    if not good:
-        turn(order, place, low, high, -way)
-        return -1
-    return last + 1 - first + settle(
-        low, high, order, place, opens, need_starts, needs, delays, after_starts, after, durations,
-        sequence, rank, dirty, start, end,
-    )  # fmt: skip
-
-
 # --- bytes ------------------------------------------------------------------------------------
 
 
@@ -696,8 +545,8 @@ def write_varints(tag, values, width, rows, length):
 
 LOOPS = (
     lay_down, tally, census, walk, locate, link, topological, replay, replay_samples, rounds,
-    place_messages, gather_work, totals, binding, held_until, idleness, turn, peak_of, unplaced,
-    resort, settle, change, copy_segments, write_varints,
+    place_messages, gather_work, totals, binding, held_until, idleness, copy_segments,
+    write_varints,
 )  # fmt: skip
 
 # What numba's import and its loading of cached code cost, counted in actions that one plain loop
@@ -793,26 +642,34 @@ def _compile(numba: Any) -> dict[str, Callable[..., Any]]:
 
 
 def compile_others(
-    functions: Sequence[Callable[..., Any]], names: dict[str, Any], modules: Sequence[str]
+    functions: Sequence[Callable[..., Any]],
+    names: dict[str, Any],
+    modules: Sequence[str],
+    **options: Any,
 ) -> dict[str, Callable[..., Any]] | None:
     """Functions of other modules by name, compiled when first called; None without numba.
 
-    names: what they use beside each other; modules: whose sources their code depends on.
+    names: what they use beside each other; modules: whose sources their code depends on; options:
+    of numba.
     """
     try:
         import numba
     except ImportError:
         return None
-    return _compile_all(numba, functions, names, modules)
+    return _compile_all(numba, functions, names, modules, **options)
 
 
 def _compile_all(
-    numba: Any, functions: Sequence[Any], names: dict[str, Any], modules: Sequence[str]
+    numba: Any,
+    functions: Sequence[Any],
+    names: dict[str, Any],
+    modules: Sequence[str],
+    **options: Any,
 ) -> dict[str, Callable[..., Any]]:
     with _cache_folder(numba, modules):
         for function in functions:
             copy = FunctionType(function.__code__, names, _name(function))
-            names[_name(function)] = _jit(numba, copy)
+            names[_name(function)] = _jit(numba, copy, **options)
     return names
 
 
@@ -820,11 +677,11 @@ def _name(loop: Any) -> str:
     return loop.__name__
 
 
-def _jit(numba: Any, function: Callable[..., Any]) -> Callable[..., Any]:
+def _jit(numba: Any, function: Callable[..., Any], **options: Any) -> Callable[..., Any]:
     try:
-        return numba.njit(cache=True, nogil=True)(function)
+        return numba.njit(cache=True, nogil=True, **options)(function)
     except RuntimeError:  # no folder that can be written to
-        return numba.njit(nogil=True)(function)
+        return numba.njit(nogil=True, **options)(function)
 
 
 @contextmanager

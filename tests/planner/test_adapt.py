@@ -13,7 +13,7 @@ from hocket.planner.curve import curve
 from hocket.planner.partition import stages_from
 from hocket.planner.recompute import FULL, NONE, Level, recomputed
 from hocket.planner.report import as_json, as_text
-from hocket.search.search import kernels
+from hocket.search.compiled import kernels
 
 pytestmark = pytest.mark.skipif(not kernels().compiled, reason="searches need numba to be fast")
 

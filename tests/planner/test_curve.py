@@ -10,7 +10,7 @@ from hocket.cli import main
 from hocket.errors import PlanError, UsageError
 from hocket.planner import Request, plan
 from hocket.planner.curve import curve, spread
-from hocket.search.search import kernels
+from hocket.search.compiled import kernels
 
 SKEW = Costs(F=20, I=24, W=14, latency=3)
 ASKED = Request(p=4, m=6, costs=SKEW, shapes=("v",), v=(2,), split=True, named=False,

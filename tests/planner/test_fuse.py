@@ -1,6 +1,7 @@
 """Orders with slots of two: they run, keep their limits, are never worse, and meet known optima."""
 
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import cache
 from itertools import combinations
 
@@ -11,11 +12,12 @@ from hypothesis import strategies as st
 from hocket import Bytes, Costs, build, check, simulate
 from hocket.ir import Kind, Schedule, kinds_of, linear, looped, mirrored, vshape
 from hocket.planner import Request, plan
-from hocket.search.fuse import Fusing, Pairing, loops, race, saves
-from hocket.search.problem import FULL, SPLIT, problem
-from hocket.search.search import Arena
+from hocket.search.compiled import kernels
+from hocket.search.problem import FULL, SPLIT, problem, saves
+from hocket.search.problem_bounds import best_bound
+from hocket.search.search import Arena, Search
 
-quick = pytest.mark.skipif(not loops().compiled, reason="searches need numba to be fast")
+quick = pytest.mark.skipif(not kernels().compiled, reason="searches need numba to be fast")
 
 SHAPES = {
     "linear": linear, "v": vshape, "looped": lambda p, m: looped(p, m, 2),
@@ -25,10 +27,17 @@ RULES = ("max", {"scale": 0.7}, {"scale": 0.3}, 5)
 
 
 def fusing(asked, objective="makespan", *, rounds, starts=()):
-    found = Fusing(Pairing.of(asked, objective), starts)
+    arena = Arena(asked, objective)
+    found = arena.starts([asked.order_of(s) for s in starts])
+    if not found:
+        return None
+    bound = float(best_bound(asked, objective).value) * asked.ticks.scale
+    search = Search(arena, found, goal=bound, seed=0)
     with ThreadPoolExecutor(1) as workers:
-        race([found], workers, rounds=rounds, deadline=float("inf"))
-    return found
+        for _ in range(rounds):
+            if not search.done:
+                search.round(workers)
+    return search
 
 
 @quick
@@ -47,18 +56,19 @@ def test_slots_of_two_run_keep_limits_and_are_never_worse_than_what_they_began_w
     placement = SHAPES[shape](p, m)
     p = placement.p
     limit = {"room": [3 * cap + 2.0] * p} if bytes_ else {"in_flight": [cap] * p}
-    asked = problem(placement, costs, SPLIT if split else FULL, **limit)
-    starts = [asked.schedule(x.order, "x") for x in Arena(asked, objective).starts()[:2]]
+    alone = problem(placement, costs, SPLIT if split else FULL, **limit)
+    asked = replace(alone, fused=True)
+    starts = [alone.schedule(x.order, "x") for x in Arena(alone, objective).starts()[:2]]
     found = fusing(asked, objective, rounds=1, starts=starts)
     if not starts:
         return
-    made = found.pairing.schedule(found.best, "fused")
+    made = asked.schedule(found.best.order, "fused")
     check(made).raise_if_bad()
     timeline = simulate(made, costs)
     value = getattr(timeline, objective)
     assert asked.ticks.value(found.best.cost) == pytest.approx(float(value))
     assert all(value <= getattr(simulate(x, costs), objective) for x in starts)
-    assert float(value) >= float(found.pairing.bound.value) - 1e-9
+    assert float(value) >= float(best_bound(asked, objective).value) - 1e-9
     held = "bytes" if bytes_ else "in_flight"
     assert max(timeline.peaks(held)) <= (3 * cap + 2 if bytes_ else cap)
     kinds = kinds_of(made.codes)[made.slots[:-1]][made.widths == 2]
@@ -66,7 +76,7 @@ def test_slots_of_two_run_keep_limits_and_are_never_worse_than_what_they_began_w
     if not split:
         assert not made.has_split_backward
     again = fusing(asked, objective, rounds=1, starts=starts)
-    assert found.pairing.schedule(again.best, "fused") == made
+    assert asked.schedule(again.best.order, "fused") == made
 
 
 # --- against all orders there are -----------------------------------------------------------------
@@ -122,10 +132,10 @@ def known_optimum(m, costs, cap):
 )
 def test_two_ranks_reach_the_best_of_all_orders(m, cap, costs, optimum):
     assert known_optimum(m, costs, cap) == pytest.approx(optimum)
-    asked = problem(linear(2, m), costs, FULL, in_flight=[cap] * 2)
+    asked = problem(linear(2, m), costs, FULL, in_flight=[cap] * 2, fused=True)
     found = fusing(asked, rounds=3)
     assert float(asked.ticks.value(found.best.cost)) == pytest.approx(optimum)
-    assert float(found.pairing.bound.value) <= optimum
+    assert float(best_bound(asked, "makespan").value) <= optimum
 
 
 # --- the planner ----------------------------------------------------------------------------------

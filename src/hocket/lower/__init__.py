@@ -1,5 +1,6 @@
 """Passes from schedule to schedule. Each returns a new value and leaves its input alone."""
 
+from hocket.lower.backward import merge_backward
 from hocket.lower.communication import insert_communication, strip_communication
 
-__all__ = ["insert_communication", "strip_communication"]
+__all__ = ["insert_communication", "merge_backward", "strip_communication"]

@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 from hocket.costs import Bytes, Number
 from hocket.errors import PlanError, UsageError
 from hocket.ir import Schedule
-from hocket.planner.planning import FOR_FUSING, Progress, Watcher, plan
+from hocket.planner.planning import Progress, Watcher, plan
 from hocket.planner.report import plain
 from hocket.planner.request import Plan, Request
 from hocket.planner.variants import named
 from hocket.search.bounds import Bound
-from hocket.search.fuse import saves
 from hocket.tables import format_time, table
 
 LIMITS = ("in_flight", "memory")
@@ -136,9 +135,8 @@ def curve(
 
 
 def _limited(request: Request, what: str, limit: Number, seconds: float) -> Request:
-    """The request at one limit, of which search, slots of two and solver take so long together."""
-    parts = 1 + FOR_FUSING * saves(request.layers or request.costs) + request.solver
-    seconds /= parts
+    """The request at one limit, of which search and solver take so long together."""
+    seconds /= 1 + request.solver
     patience = max(_LEAST, seconds * _PATIENCE)
     changed: dict[str, Any] = {name: None for name in LIMITS} | {what: limit}
     return replace(

@@ -14,8 +14,9 @@ from hocket.ir import Array
 from hocket.planner.partition import shifted
 from hocket.planner.recompute import NONE, Level
 from hocket.planner.variants import Pricing, Variant, asked
+from hocket.search.compiled import kernels
 from hocket.search.problem import SPLIT, Problem
-from hocket.search.search import POLICIES, Arena, Found, Policy, kernels
+from hocket.search.search import POLICIES, Arena, Found, Policy
 
 _POLICIES = 8  # of list scheduling that are tried with each setting: the best of the first one
 _MOVES = 1_500_000  # of the search with each setting, times actions: about 20 ms

@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 from hocket.planner.request import OBJECTIVES, Plan
-from hocket.search.fuse import saves
+from hocket.search.problem import saves
 from hocket.tables import format_time, table
 
 _ROWS = 16
@@ -93,12 +93,7 @@ def _bound_line(plan: Plan) -> str:
     unit = plan.costs.unit
     settings = {"cut of layers": plan.layers, "recomputation": plan.recompute}
     chosen = " and ".join(f"this {name}" for name, values in settings.items() if values)
-    if not plan.bound.value:
-        return plan.bound.argument
-    line = f"no order of this placement{f' with {chosen}' if chosen else ''} "
-    if plan.costs.p2p_overhead is not None and not saves(plan.costs) and plan.schedule.is_single:
-        line += "without slots of two "
-    line += "is below "
+    line = f"no order {plan.scope}{f' with {chosen}' if chosen else ''} is below "
     line += f"{format_time(plan.bound.value, unit)} ({plan.bound.argument}): "
     best = "this is the best of these" if chosen else "this is optimal"
     line += best if plan.gap <= 0 else f"this is within {plan.gap:.2%} of that"

@@ -160,7 +160,8 @@ class Entrant(NamedTuple):
     """One competitor: what it reaches, and why it is not the answer.
 
     value: of the objective; None where it cannot be used. in_flight: the fullest rank, in
-    microbatches of a rank's whole share.
+    microbatches of a rank's whole share. family: what it is one setting of, of which the best is
+    shown; empty where it is alone.
     """
 
     name: str
@@ -173,13 +174,14 @@ class Entrant(NamedTuple):
     in_flight: float | None
     peak_bytes: float | None
     why: str
+    family: str = ""
 
 
 @dataclass(frozen=True, eq=False)
 class Plan:
     """The answer: a schedule that fits, its costs per stage, what it reaches and what nothing can.
 
-    bound: of this schedule's placement and kinds, with its cut of layers and what it recomputes;
+    bound: of the orders that `scope` names, with this cut of layers and what is recomputed;
     floor: of every placement considered. proven: value is the floor, and that holds for every cut
     and every recomputation. found_by: where the order comes from. history: (seconds, value)
     whenever a better one was found. recompute: level, and layers: number of layers of each stage,
@@ -194,6 +196,7 @@ class Plan:
     makespan: Number
     span: Number
     bound: Bound
+    scope: str
     floor: Bound
     found_by: str
     entrants: tuple[Entrant, ...]

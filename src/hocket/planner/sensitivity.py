@@ -10,8 +10,9 @@ import numpy as np
 from hocket.costs import Number, quotient
 from hocket.errors import HocketError
 from hocket.ir import Schedule
+from hocket.planner.measures import measure, over
 from hocket.planner.partition import shifted
-from hocket.planner.planning import measure, over, plan
+from hocket.planner.planning import plan
 from hocket.planner.recompute import NONE
 from hocket.planner.report import plain
 from hocket.planner.request import Limit, Plan, Request

@@ -15,7 +15,7 @@ from hocket.planner.partition import Room, cut_for, needs, stages_from
 from hocket.planner.recompute import Level, recomputed, with_receive_buffers
 from hocket.planner.request import SHAPES, Request, limits
 from hocket.schedules import Entry, build, entries
-from hocket.search.problem import FULL, SPLIT, Problem, problem
+from hocket.search.problem import FULL, SPLIT, Problem, fuses, problem
 
 NOT_ASKED = "its placement is not among those asked for"
 Paths = tuple[tuple[Queue, ...], ...]
@@ -172,7 +172,8 @@ def asked(pricing: Pricing, placement: Placement, kinds: tuple[Kind, ...], v: in
     pairs = pairs_of(pricing.request, placement.p, v)
     if room is not None and pairs is not None:
         raise UsageError("give a limit in bytes or one of microbatches in flight, not both")
-    return problem(placement, costs, kinds, in_flight=pairs, room=room)
+    fused = fuses(costs, placement.p)
+    return problem(placement, costs, kinds, in_flight=pairs, room=room, fused=fused)
 
 
 def priced(variant: Variant, pricing: Pricing) -> Variant:

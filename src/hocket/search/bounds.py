@@ -40,16 +40,30 @@ def lower_bounds(schedule: Schedule, costs: Costs) -> tuple[Bound, ...]:
     whole = [
         a + table.ticks.value(busy[at[q]]) + b for q, a, b in zip(queues, head, tail, strict=True)
     ]
-    longest = int(np.argmax([float(x) for x in whole]))
+    runs = np.diff(schedule.starts) > 0  # a queue that runs nothing bounds nothing
+    idle = [not runs[at[q]] for q in queues]
+    longest = max(range(len(queues)), key=lambda i: (not idle[i], float(whole[i])))
     work = Bound(
         _plain(whole[longest]),
         f"rank {queues[longest]} works that long, with the shortest way in and out",
     )
-    alone = Bound(_plain(chain), "one microbatch alone takes that long there and back")
+    one = "one sequence" if schedule.placement.slices > 1 else "one microbatch"
+    alone = Bound(_plain(chain), f"{one} alone takes that long there and back")
     computes = np.array([not queue.stream for queue in schedule.queues])
     if costs.cores is None or not costs.shares_cores(computes.sum()):
         return work, alone
     return work, alone, shared_bound(table.ticks.value(busy[computes].sum()), costs.cores)
+
+
+def work_bound(schedule: Schedule, costs: Costs) -> Bound:
+    """The work of the busiest queue: a bound of the makespan, the span and the period."""
+    table = CostTable(costs, schedule)
+    busy = np.zeros(len(schedule.queues), dtype=table.table.dtype)
+    np.add.at(busy, schedule.queue_of_slot, table.occupied())
+    most = int(np.argmax(busy))
+    return Bound(
+        _plain(table.ticks.value(busy[most])), f"rank {schedule.queues[most]} works that long"
+    )
 
 
 def shared_bound(work: Number, cores: int) -> Bound:
@@ -86,17 +100,20 @@ def _top(values: Array) -> Number:
 def _one_microbatch_a_path(
     schedule: Schedule, costs: Costs
 ) -> tuple[Schedule, Array, Ticks, Callable[[Array, Array], Array]]:
-    """One microbatch on every path with the kinds that each stage runs there, and its times.
+    """One sequence on every path with the kinds that each stage runs there, and its times.
 
-    A stage that runs some microbatches' backward whole and some split counts as the shorter.
+    It is one microbatch, or all slices of one. A stage that runs some backwards full and some
+    split counts as the shorter.
     """
     paths, n = schedule.placement.paths, schedule.placement.n_stages
     kinds, stages = kinds_of(schedule.codes), stages_of(schedule.codes)
     path = np.array(schedule.placement.path_of)[mbs_of(schedule.codes)]
     runs = np.zeros((len(Kind), n, len(paths)), dtype=bool)
     runs[kinds, stages, path] = True
-    whole = all_actions(schedule.name, Placement(paths, tuple(range(len(paths)))), WORK)
-    own = tuple(part(whole.codes) for part in (kinds_of, stages_of, mbs_of))
+    slices = schedule.placement.slices
+    path_of = tuple(path for path in range(len(paths)) for _ in range(slices))
+    whole = all_actions(schedule.name, Placement(paths, path_of, slices), WORK)
+    own = kinds_of(whole.codes), stages_of(whole.codes), mbs_of(whole.codes) // slices
     lines = []
     for q in range(len(whole.queues)):
         mine = slice(int(whole.starts[q]), int(whole.starts[q + 1]))
@@ -105,10 +122,10 @@ def _one_microbatch_a_path(
     table = CostTable(costs, one)
     time = table.occupied()
     either = np.all(runs[[*BACKWARDS]], axis=0)
-    place = (stages_of(one.codes), mbs_of(one.codes))
-    shortest = np.full(either.shape, time.max(initial=0))
-    backward = np.isin(kinds_of(one.codes), BACKWARDS) & either[place]
-    spot = tuple(x[backward] for x in place)
+    path = mbs_of(one.codes) // slices
+    shortest = np.full((*either.shape[:1], len(path_of)), time.max(initial=0))
+    backward = np.isin(kinds_of(one.codes), BACKWARDS) & either[stages_of(one.codes), path]
+    spot = (stages_of(one.codes)[backward], mbs_of(one.codes)[backward])
     np.minimum.at(shortest, spot, time[backward])
     time[backward] = shortest[spot]
     return one, time, table.ticks, table.delays

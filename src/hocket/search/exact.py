@@ -107,7 +107,8 @@ class _Grid(NamedTuple):
 
 def _grid(problem: Problem, top: float, steps: float) -> _Grid:
     """The grid for orders that cost at most `top`; steps: the most in the longest time."""
-    times = [float(x) for x in (*problem.dur, *problem.delay.ravel()) if x]
+    full = problem.full if problem.mixes else ()
+    times = [float(x) for x in (*problem.dur, *problem.delay.ravel(), *full) if x]
     if problem.ticks.exact and top < _WHOLE:
         return _Grid(float(math.gcd(*map(int, times))) if times else 1.0, True)
     longest = max(times, default=1.0)
@@ -123,7 +124,11 @@ def _common(values: Iterable[float]) -> float:
 
 @dataclass(eq=False)
 class _Model:
-    """One model of a problem: start times within windows, one action at a time in each queue."""
+    """One model of a problem: start times within windows, one action at a time in each queue.
+
+    Where backwards may be full (`Problem.mixes`), each I may take as long as one, and its W no time
+    at its end; windows and ways are then those of `Problem.relaxed`.
+    """
 
     problem: Problem
     objective: str
@@ -136,8 +141,11 @@ class _Model:
         self.model: Any = cp_model.CpModel()
         p = self.problem
         self.grid = _grid(p, self.start.cost, _FINE if self.objective == "makespan" else _COARSE)
+        least, halves = p.relaxed, zip(p.first_half, p.second_half, strict=True)
+        self.weight_of = {int(i): int(w) for i, w in halves} if p.mixes else {}
         self.dur, self.delay = self.grid.down(p.dur), self.grid.down(p.delay)
-        self.head, self.tail = self.grid.down(p.head), self.grid.down(p.tail)
+        self.least = self.grid.down(least.dur)
+        self.head, self.tail = self.grid.down(least.head), self.grid.down(least.tail)
         self.top, self.low = self.grid.top(self.start.cost), self.grid.low(self.bound)
         self._actions()
         self._order()
@@ -150,34 +158,57 @@ class _Model:
         # Of a span: queues of one path overlap, so those joined by paths fit into their sum.
         last = self.top * (1 if self.objective == "makespan" else len(p.queues) - 1)
         self.starts: list[list[Any]] = []
-        self.intervals: list[list[Any]] = []
+        self.ends: list[list[Any]] = []
         begin = self.grid.down(Arena(p, self.objective).begin(self.start.order))
         for t in range(p.n_types):
-            times = np.sort(begin[self.start.order == t])
+            times = np.sort(begin[self.start.order % p.n_types == t])
             row = []
             for k in range(int(p.counts[t])):
-                left = int(p.counts[t]) - 1 - k
-                low = int(head[t] + k * self.dur[t])
-                high = int(last - tail[t] - (left + 1) * self.dur[t])
+                before, left = (k, int(p.counts[t]) - k) if self._in_turn(t) else (0, 0)
+                low = int(head[t] + before * self.least[t])
+                high = int(last - tail[t] - left * self.least[t])
                 x = model.new_int_var(low, max(low, high), "")
                 model.add_hint(x, int(times[k]))
                 row.append(x)
             self.starts.append(row)
-            self.intervals.append(
-                [model.new_fixed_size_interval_var(x, int(self.dur[t]), "") for x in row]
-            )
+            self.ends.append([x + int(self.dur[t]) for x in row])
+        self.intervals = [
+            [model.new_fixed_size_interval_var(x, int(self.dur[t]), "") for x in row]
+            for t, row in enumerate(self.starts)
+        ]
+        self._full_backwards(last)
         model.add_min_equality(0, [self.starts[t][0] for t in np.flatnonzero(p.needs == 0)])
+
+    def _in_turn(self, t: int) -> bool:
+        """True where a type runs its microbatches in order: all but a W that a B may overtake."""
+        return t not in self.weight_of.values()
+
+    def _full_backwards(self, last: int) -> None:
+        """Lets every I and its W be a full backward."""
+        model, full = self.model, self.grid.down(self.problem.full)
+        self.is_full: dict[int, list[Any]] = {}
+        for (i, w), whole in zip(self.weight_of.items(), full.tolist(), strict=False):
+            self.is_full[i] = [model.new_bool_var("") for _ in self.starts[i]]
+            for k, chosen in enumerate(self.is_full[i]):
+                sizes = {
+                    i: int(self.dur[i]) + (whole - int(self.dur[i])) * chosen,
+                    w: int(self.dur[w]) * (1 - chosen),
+                }
+                for t, size in sizes.items():
+                    start = self.starts[t][k]
+                    end = self.ends[t][k] = model.new_int_var(0, 2 * last, "")
+                    self.intervals[t][k] = model.new_interval_var(start, size, end, "")
+                model.add(self.starts[w][k] == self.ends[i][k]).only_enforce_if(chosen)
 
     def _order(self) -> None:
         p, model = self.problem, self.model
         for t, row in enumerate(self.starts):
-            for a, b in pairwise(row):
-                model.add(b >= a + int(self.dur[t]))
+            if self._in_turn(t):
+                for a, b in zip(self.ends[t], row[1:], strict=False):
+                    model.add(b >= a)
             for e in range(int(p.needs[t])):
-                u = int(p.need[t, e])
-                way = int(self.dur[u] + self.delay[t, e])
-                for a, b in zip(self.starts[u], row, strict=True):
-                    model.add(b >= a + way)
+                for a, b in zip(self.ends[int(p.need[t, e])], row, strict=True):
+                    model.add(b >= a + int(self.delay[t, e]))
         for q in range(len(p.queues) - 1):
             mine = np.flatnonzero(p.queue_of == q).tolist()
             model.add_no_overlap([i for t in mine for i in self.intervals[t]])
@@ -190,8 +221,9 @@ class _Model:
             mine = np.flatnonzero(p.queue_of == q).tolist()
             if not math.isfinite(cap) or not mine:
                 continue
-            _limit(model, p, q, self.starts, self.dur)
-            self._implied(mine, cap)
+            _limit(model, p, q, self.starts, self.ends)
+            if not self.weight_of:
+                self._implied(mine, cap)
 
     def _implied(self, mine: list[int], cap: float) -> None:
         """Of one stage a queue, or of each stage alone: forward k waits for the end of k - cap."""
@@ -205,8 +237,7 @@ class _Model:
                 continue
             fits = math.floor(cap / p.take[f] + 1e-9)
             for k in range(fits, int(p.counts[f])):
-                end = self.starts[ends[0]][k - fits] + int(self.dur[ends[0]])
-                self.model.add(self.starts[f][k] >= end)
+                self.model.add(self.starts[f][k] >= self.ends[ends[0]][k - fits])
 
     def _goal(self) -> None:
         p, model = self.problem, self.model
@@ -215,14 +246,19 @@ class _Model:
         late = 0 if self.grid.exact else 1  # two times rounded down may be a unit further apart
         for q in range(len(p.queues) - 1):
             mine = np.flatnonzero(p.queue_of == q).tolist()
-            ends = [self.starts[t][-1] + int(self.dur[t]) for t in mine]
+            lasts = {t: range(-1 if self._in_turn(t) else -len(self.ends[t]), 0) for t in mine}
+            ends = [(t, k, self.ends[t][k]) for t in mine for k in lasts[t]]
             if self.objective == "makespan":
-                for end, t in zip(ends, mine, strict=True):
-                    model.add(end + int(self.tail[t]) <= self.goal)
+                for t, k, end in ends:
+                    model.add(end <= self.goal)
+                    if self._in_turn(t):
+                        way = int(self.least[t] + self.tail[t])
+                        model.add(self.starts[t][k] + way <= self.goal)
                 continue
             for t in mine:
-                for end in ends:
-                    model.add(end - self.starts[t][0] - late <= self.goal)
+                firsts = self.starts[t][:1] if self._in_turn(t) else self.starts[t]
+                for (_, _, end), start in product(ends, firsts):
+                    model.add(end - start - late <= self.goal)
         model.minimize(self.goal)
 
     def solved(self, seconds: float, threads: int, seed: int) -> Solved:
@@ -241,13 +277,21 @@ class _Model:
         p, out = self.problem, []
         needs = {t: p.need[t, : p.needs[t]].tolist() for t in range(p.n_types)}
         depth = {t: i for i, t in enumerate(TopologicalSorter(needs).static_order())}
+        full = {
+            t: [bool(solver.value(x)) for x in self.is_full.get(i, ())]
+            for i, w in self.weight_of.items() for t in (i, w)
+        }  # fmt: skip
         for q in range(len(p.queues) - 1):
             line = [
-                (start, start + self.dur[t], p.head[t], depth[t], t)
+                (solver.value(x), solver.value(self.ends[t][k]), p.head[t], depth[t], t, k)
                 for t in np.flatnonzero(p.queue_of == q).tolist()
-                for start in map(solver.value, self.starts[t])
+                for k, x in enumerate(self.starts[t])
             ]
-            out += [t for *_, t in sorted(line)]
+            for *_, t, k in sorted(line):
+                if not (t in full and full[t][k]):
+                    out.append(t)
+                elif t in self.weight_of:
+                    out += [t, self.weight_of[t] + p.n_types]
         return np.array(out, dtype=np.int64)
 
 
@@ -300,7 +344,7 @@ def relaxed(
     """
     if not available():
         raise PlanError("the exact solver needs OR-tools: pip install 'hocket[solve]'")
-    n = len(problem.queues) - 1
+    problem, n = problem.relaxed, len(problem.queues) - 1
     ways, best = lags(problem), (0.0, "no work")
     for i, queue in enumerate(reversed(range(n))):
         began = time.monotonic()
@@ -345,7 +389,7 @@ def _alone(
             way = int(grid.down(ways[a, b]))
             for x, y in zip(starts[a], starts[b], strict=True):
                 model.add(y >= x + way)
-    _limit(model, problem, queue, starts, dur)
+    _limit(model, problem, queue, starts, {t: [x + int(dur[t]) for x in starts[t]] for t in mine})
     goal = model.new_int_var(0, last, "")
     for t in mine:  # a span counts from 0 too: only this queue is here
         model.add(starts[t][-1] + int(dur[t]) + int(tail[t]) <= goal)
@@ -353,8 +397,8 @@ def _alone(
     return grid.back(_run(model, seconds, threads)[1])
 
 
-def _limit(model: Any, problem: Problem, queue: int, starts: Any, dur: Array) -> None:
-    """Adds the memory limit of a queue: what is taken and freed over time; starts by type.
+def _limit(model: Any, problem: Problem, queue: int, starts: Any, ends: Any) -> None:
+    """Adds the memory limit of a queue: what is taken and freed over time; starts and ends by type.
 
     In whole units, taken rounded down and freed up. The limit is raised by all that the other way
     of rounding gave, for sizes that are multiples of the unit but for their last digit.
@@ -371,8 +415,8 @@ def _limit(model: Any, problem: Problem, queue: int, starts: Any, dur: Array) ->
     room = math.floor((cap + float(stricter @ counts)) / unit * (1 + _NOISE))
     times, changes = [], []
     for t, a, b in zip(mine.tolist(), taken.astype(int), freed.astype(int), strict=True):
-        for x in starts[t]:
-            moved = [(x, int(a)), (x + int(dur[t]), -int(b))]
+        for x, y in zip(starts[t], ends[t], strict=True):
+            moved = [(x, int(a)), (y, -int(b))]
             times += [when for when, change in moved if change]
             changes += [change for _, change in moved if change]
     model.add_reservoir_constraint(times, changes, sum(c for c in changes if c < 0), room)

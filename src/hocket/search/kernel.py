@@ -1,62 +1,190 @@
-"""The search's inner loops over orders as sequences of types; compiled where numba is installed.
+"""The search's inner loops over orders of types in slots; compiled where numba is installed.
 
 A type is (path, kind, stage); the k-th time it stands in a queue is its k-th microbatch: node
-`base[type] + k`. Types wait for `need[type, i]` of the same microbatch, `delay[type, i]` after its
-end. These arrays are made from `deps.py`.
+`base[type] + k`. A slot holds a forward, a backward, or both; an I and a W in one slot are a full
+backward. What a type needs on its own queue is kept by the order alone, since a queue is serial;
+what it needs from others makes the times. These tables are made from `deps.py`.
 """
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import numpy as np
 
-# --- random numbers: a generator whose state is an array, the same compiled or not ---------------
 
+class Tables(NamedTuple):
+    """What does not change while a problem is searched, by type.
 
-def draw(state):
-    """A number in [0, 1)."""
-    state[0] = state[0] * 48271 % 2147483647
-    return state[0] / 2147483647.0
-
-
-def below(state, n):
-    """A whole number from 0 to n - 1."""
-    state[0] = state[0] * 48271 % 2147483647
-    return state[0] % n
-
-
-# --- an order, and its times ----------------------------------------------------------------------
-
-
-def label(seq, occ, place, base):
-    """Numbers the occurrences of each type; `place[node]` is where each node stands."""
-    seen = np.zeros(len(base), dtype=np.int64)
-    for pos in range(len(seq)):
-        t = seq[pos]
-        occ[pos] = seen[t]
-        place[base[t] + seen[t]] = pos
-        seen[t] += 1
-
-
-def levels(queues, seq, take, free, cap, level):
-    """Memory before each position; returns the largest excess over the cap."""
-    worst = -1e300
-    for r in range(len(queues) - 1):
-        now = 0.0
-        for pos in range(queues[r], queues[r + 1]):
-            level[pos] = now
-            worst = max(worst, now + take[seq[pos]] - cap[r])
-            now += take[seq[pos]] - free[seq[pos]]
-    return worst
-
-
-def times(queues, seq, occ, base, dur, needs, need, delay, span, start, end, done, cursor, clock):
-    """Writes `start` and `end` of every node; returns the cost, or -1.0 where it waits for ever.
-
-    Cost: the last end, or with `span` the longest queue from first start to last end. `done`,
-    `cursor` and `clock` are room to work in.
+    `queues[q]:queues[q + 1]` are the positions of queue q. `need[type, i]`, of the same microbatch
+    on another queue, must end `delay[type, i]` before; `feed` and `lag` say the same the other way
+    round; `own_need` is on the same queue. `pair` and `trio` are the times of slots of several:
+    of two types, and of a forward, an I and its W.
     """
+
+    queues: Any
+    queue_of: Any
+    base: Any
+    dur: Any
+    needs: Any
+    need: Any
+    delay: Any
+    feeds: Any
+    feed: Any
+    lag: Any
+    own_needs: Any
+    own_need: Any
+    take: Any
+    free: Any
+    cap: Any
+    side: Any
+    pair: Any
+    trio: Any
+
+
+class State(NamedTuple):
+    """An order, its times, and room to work in.
+
+    By position: type, whether a slot opens there, microbatch, memory before, start when the order
+    was last settled, rank by that start. By node: position, length of its slot, start, end, longest
+    way from there to the end. By rank: position, and whether it must be looked at.
+    """
+
+    seq: Any
+    opens: Any
+    occ: Any
+    level: Any
+    begin: Any
+    rank: Any
+    place: Any
+    long: Any
+    start: Any
+    end: Any
+    after: Any
+    sequence: Any
+    dirty: Any
+    first: Any
+    done: Any
+    touched: Any
+    was: Any
+    cursor: Any
+    clock: Any
+    more: Any
+    sizes: Any
+    counts: Any
+    fresh: Any
+    fresh_opens: Any
+    bounds: Any
+    kept: Any
+    kept_opens: Any
+    marks: Any
+    path: Any
+
+
+# --- slots ----------------------------------------------------------------------------------------
+
+
+def head_of(pos, opens):
+    """Where the slot of a position begins."""
+    while not opens[pos]:
+        pos -= 1
+    return pos
+
+
+def stop_of(pos, last, opens):
+    """Where the slot that begins at a position ends, at most `last`."""
+    pos += 1
+    while pos < last and not opens[pos]:
+        pos += 1
+    return pos
+
+
+def length_of(types, i, j, dur, pair, trio):
+    """How long a slot of the types i to j - 1 takes; infinite where there is no such slot."""
+    if j == i + 1:
+        return dur[types[i]]
+    if j == i + 2:
+        return pair[types[i], types[i + 1]]
+    if j == i + 3 and pair[types[i + 1], types[i + 2]] < np.inf:
+        return trio[types[i], types[i + 1]]
+    return np.inf
+
+
+def allowed(T, S, low, high, fresh, fresh_opens):
+    """True when these slots can stand at positions low to high.
+
+    There are such slots, each after what it needs on its own queue, and memory is kept: a slot
+    takes all before it frees.
+    """
+    seq, occ, place, counts = S.seq, S.occ, S.place, S.counts
+    base, own_needs, own_need, take, free = T.base, T.own_needs, T.own_need, T.take, T.free
+    for pos in range(high, low - 1, -1):
+        counts[seq[pos]] = occ[pos]
+    now, cap = S.level[low], T.cap[T.queue_of[seq[low]]]
+    n, i = high - low + 1, 0
+    while i < n:
+        j = stop_of(i, n, fresh_opens)
+        if j > i + 1 and not length_of(fresh, i, j, T.dur, T.pair, T.trio) < np.inf:
+            return False
+        freed = 0.0
+        for a in range(i, j):
+            t = fresh[a]
+            now += take[t]
+            freed += free[t]
+            if a > i and T.side[t] == 2:
+                continue  # the last part of a full backward
+            k = counts[t]
+            for e in range(own_needs[t]):
+                u = own_need[t, e]
+                at = place[base[u] + k]
+                if at > high or (at >= low and counts[u] <= k):
+                    return False
+        if now > cap:
+            return False
+        now -= freed
+        for a in range(i, j):
+            counts[fresh[a]] += 1
+        i = j
+    return True
+
+
+def arrange(T, S, low, high, fresh, fresh_opens):
+    """Puts these slots at positions low to high."""
+    seq, opens, occ, place, level, long = S.seq, S.opens, S.occ, S.place, S.level, S.long
+    counts, base, take, free = S.counts, T.base, T.take, T.free
+    for pos in range(high, low - 1, -1):
+        counts[seq[pos]] = occ[pos]
+    now, n, i = level[low], high - low + 1, 0
+    while i < n:
+        j = stop_of(i, n, fresh_opens)
+        length = length_of(fresh, i, j, T.dur, T.pair, T.trio)
+        before = now
+        for a in range(i, j):
+            t, pos = fresh[a], low + a
+            node = base[t] + counts[t]
+            seq[pos], opens[pos], occ[pos], level[pos] = t, a == i, counts[t], before
+            place[node], long[node] = pos, length
+            counts[t] += 1
+            now += take[t] - free[t]
+        i = j
+
+
+# --- times ----------------------------------------------------------------------------------------
+
+
+def times(T, S, span):
+    """Writes start and end of every node; returns the cost, infinite where it waits for ever.
+
+    Cost: the last end, or with `span` the longest queue from first start to last end.
+    """
+    queues, base, needs, need, delay = T.queues, T.base, T.needs, T.need, T.delay
+    seq, opens, occ, long, start, end = S.seq, S.opens, S.occ, S.long, S.start, S.end
+    done, cursor, clock = S.done, S.cursor, S.clock
     p, left = len(queues) - 1, len(seq)
-    cursor[:], clock[:], done[:] = queues[:-1], 0.0, False
+    for r in range(p):
+        cursor[r], clock[r] = queues[r], 0.0
+    for node in range(len(done)):
+        done[node] = False
     up = True
     while left > 0:
         before = left
@@ -64,36 +192,62 @@ def times(queues, seq, occ, base, dur, needs, need, delay, span, start, end, don
             r = i if up else p - 1 - i
             pos, time = cursor[r], clock[r]
             while pos < queues[r + 1]:
-                t, k = seq[pos], occ[pos]
+                stop = stop_of(pos, queues[r + 1], opens)
                 at, free = time, True
-                for e in range(needs[t]):
-                    node = base[need[t, e]] + k
-                    if not done[node]:
-                        free = False
-                        break
-                    at = max(at, end[node] + delay[t, e])
+                for a in range(pos, stop):
+                    t, k = seq[a], occ[a]
+                    for e in range(needs[t]):
+                        node = base[need[t, e]] + k
+                        if not done[node]:
+                            free = False
+                            break
+                        at = max(at, end[node] + delay[t, e])
                 if not free:
                     break
-                time = at + dur[t]
-                start[base[t] + k], end[base[t] + k], done[base[t] + k] = at, time, True
-                pos += 1
+                time = at + long[base[seq[pos]] + occ[pos]]
+                for a in range(pos, stop):
+                    node = base[seq[a]] + occ[a]
+                    start[node], end[node], done[node] = at, time, True
+                pos = stop
             left -= pos - cursor[r]
             cursor[r], clock[r] = pos, time
         if left == before:
-            return -1.0
+            return np.inf
         up = not up
-    return cost_of(queues, seq, occ, base, span, start, end)
+    return cost_of(T, S, span)
 
 
-def cost_of(queues, seq, occ, base, span, start, end):
+def cost_of(T, S, span):
     """The last end, or with `span` the longest queue from first start to last end."""
+    queues, base, seq, occ = T.queues, T.base, S.seq, S.occ
     worst = 0.0
     for r in range(len(queues) - 1):
         low, high = queues[r], queues[r + 1] - 1
         if low <= high:
-            first = start[base[seq[low]] + occ[low]] if span else 0.0
-            worst = max(worst, end[base[seq[high]] + occ[high]] - first)
+            first = S.start[base[seq[low]] + occ[low]] if span else 0.0
+            worst = max(worst, S.end[base[seq[high]] + occ[high]] - first)
     return worst
+
+
+def prepare(T, S, span):
+    """Times of the order in `fresh`; returns its cost, infinite where it cannot run or fit."""
+    for t in range(len(S.counts)):
+        S.counts[t] = 0
+    for pos in range(len(S.seq)):
+        t = S.fresh[pos]
+        S.seq[pos], S.opens[pos], S.occ[pos] = t, S.fresh_opens[pos], S.counts[t]
+        S.place[T.base[t] + S.counts[t]] = pos
+        S.counts[t] += 1
+    for r in range(len(T.queues) - 1):
+        low, high = T.queues[r], T.queues[r + 1] - 1
+        if low > high:
+            continue
+        S.level[low] = 0.0
+        fresh, opens = S.fresh[low : high + 1], S.fresh_opens[low : high + 1]
+        if not allowed(T, S, low, high, fresh, opens):
+            return np.inf
+        arrange(T, S, low, high, fresh, opens)
+    return times(T, S, span)
 
 
 # --- times after a change: only of what moves -----------------------------------------------------
@@ -125,17 +279,18 @@ def first_from(time, low, high, begin):
     return low
 
 
-def settle_near(  # noqa: C901 (one compiled loop: calls of closures are not)
-    since, until, queues, queue_of, seq, occ, place, base, dur, needs, need, delay, feeds, feed,
-    begin, rank, start, end, touched, was, dirty, cursor, more, sizes,
-):  # fmt: skip
+def settle_near(T, S, since, until):  # noqa: C901 (one compiled loop: calls of closures are not)
     """New times of all that started from `since` to `until` (`begin`) before a change there.
 
     Writes the nodes that moved to `touched`, their number to `sizes[0]` and their times before to
     `was`. What they may move after `until` is marked in `dirty[rank[position]]`, the first and
     last of these ranks are in `sizes[1]` and `sizes[2]`. False where something waits for ever.
-    `cursor` and `more` are room to work in.
     """
+    queues, queue_of, base = T.queues, T.queue_of, T.base
+    needs, need, delay, feeds, feed = T.needs, T.need, T.delay, T.feeds, T.feed
+    seq, opens, occ, place, long = S.seq, S.opens, S.occ, S.place, S.long
+    begin, rank, start, end = S.begin, S.rank, S.start, S.end
+    touched, was, dirty, cursor, more, sizes = S.touched, S.was, S.dirty, S.cursor, S.more, S.sizes
     p = len(queues) - 1
     n, left, up = 0, p, True
     for r in range(p):
@@ -147,40 +302,47 @@ def settle_near(  # noqa: C901 (one compiled loop: calls of closures are not)
             r = i if up else p - 1 - i
             if not more[r]:
                 continue
-            pos, stop = cursor[r], queues[r + 1]
+            pos, last = cursor[r], queues[r + 1]
             time = end[base[seq[pos - 1]] + occ[pos - 1]] if pos > queues[r] else 0.0
             while True:
-                if pos == stop or begin[pos] > until:
+                if pos == last or begin[pos] > until:
                     more[r], stuck = False, False
                     left -= 1
                     break
-                t, k = seq[pos], occ[pos]
+                stop = stop_of(pos, last, opens)
                 at, free = time, True
-                for e in range(needs[t]):
-                    u = need[t, e]
-                    node = base[u] + k
-                    if place[node] >= cursor[queue_of[u]]:
-                        free = False
-                        break
-                    at = max(at, end[node] + delay[t, e])
+                for a in range(pos, stop):
+                    t, k = seq[a], occ[a]
+                    for e in range(needs[t]):
+                        u = need[t, e]
+                        node = base[u] + k
+                        if place[node] >= cursor[queue_of[u]]:
+                            free = False
+                            break
+                        at = max(at, end[node] + delay[t, e])
                 if not free:
                     break
-                node, time = base[t] + k, at + dur[t]
-                pos += 1
+                time = at + long[base[seq[pos]] + occ[pos]]
+                first, pos = pos, stop
                 cursor[r], stuck = pos, False
-                if at == start[node]:
-                    continue
-                touched[n], was[n, 0], was[n, 1] = node, start[node], end[node]
-                n += 1
-                start[node], end[node] = at, time
-                if pos < stop and begin[pos] > until:
-                    dirty[rank[pos]] = True
-                    sizes[1], sizes[2] = min(sizes[1], rank[pos]), max(sizes[2], rank[pos])
-                for e in range(feeds[t]):
-                    other = place[base[feed[t, e]] + k]
-                    if begin[other] > until:
-                        dirty[rank[other]] = True
-                        sizes[1], sizes[2] = min(sizes[1], rank[other]), max(sizes[2], rank[other])
+                for a in range(first, stop):
+                    t, k = seq[a], occ[a]
+                    node = base[t] + k
+                    if at == start[node] and time == end[node]:
+                        continue
+                    touched[n], was[n, 0], was[n, 1] = node, start[node], end[node]
+                    n += 1
+                    start[node], end[node] = at, time
+                    if pos < last and begin[pos] > until:
+                        j = rank[pos]
+                        dirty[j] = True
+                        sizes[1], sizes[2] = min(sizes[1], j), max(sizes[2], j)
+                    for e in range(feeds[t]):
+                        other = place[base[feed[t, e]] + k]
+                        if begin[other] > until:
+                            j = rank[other]
+                            dirty[j] = True
+                            sizes[1], sizes[2] = min(sizes[1], j), max(sizes[2], j)
         sizes[0] = n
         if stuck:
             return False
@@ -188,487 +350,110 @@ def settle_near(  # noqa: C901 (one compiled loop: calls of closures are not)
     return True
 
 
-def settle_far(
-    limit, surely, queues, queue_of, seq, occ, place, base, dur, needs, need, delay, feeds, feed,
-    span, begin, sequence, rank, after, start, end, touched, was, dirty, sizes,
-):  # fmt: skip
+def settle_far(T, S, limit, surely, span):
     """New times of what moves from the dirty positions on, as in `settle_near`.
 
     They are met in the order of their starts before, after all that they need, and the way `after`
     each is as it was. False where it shows that the cost is above `limit`; with `span` that is
     looked for after `surely`, the last first start of a queue.
     """
+    queues, queue_of, base = T.queues, T.queue_of, T.base
+    needs, need, delay, feeds, feed = T.needs, T.need, T.delay, T.feeds, T.feed
+    seq, opens, occ, place, long = S.seq, S.opens, S.occ, S.place, S.long
+    begin, rank, sequence, after = S.begin, S.rank, S.sequence, S.after
+    start, end, touched, was, dirty, sizes = S.start, S.end, S.touched, S.was, S.dirty, S.sizes
     n, i, far, still = sizes[0], sizes[1], sizes[2], True
     while i <= far:
         if not dirty[i]:
             i += 1
             continue
         dirty[i] = False
-        pos = sequence[i]
-        t, k = seq[pos], occ[pos]
-        r, node, at = queue_of[t], base[t] + k, 0.0
+        pos = head_of(sequence[i], opens)
+        r, node, at = queue_of[seq[pos]], base[seq[pos]] + occ[pos], 0.0
         if pos > queues[r]:
             at = end[base[seq[pos - 1]] + occ[pos - 1]]
-        for e in range(needs[t]):
-            at = max(at, end[base[need[t, e]] + k] + delay[t, e])
+        stop = stop_of(pos, queues[r + 1], opens)
+        for a in range(pos, stop):
+            t, k = seq[a], occ[a]
+            for e in range(needs[t]):
+                at = max(at, end[base[need[t, e]] + k] + delay[t, e])
         if at == start[node]:
             continue
-        touched[n], was[n, 0], was[n, 1] = node, start[node], end[node]
-        n += 1
-        start[node], end[node] = at, at + dur[t]
+        time = at + long[node]
         still = still and not (span and pos == queues[r])
-        late = still and begin[pos] > surely and end[node] + after[node] > limit
-        if late or n == len(touched):
+        late = still and begin[pos] > surely and time + after[node] > limit
+        for a in range(pos, stop):
+            t, k = seq[a], occ[a]
+            node = base[t] + k
+            touched[n], was[n, 0], was[n, 1] = node, start[node], end[node]
+            n += 1
+            start[node], end[node] = at, time
+            for e in range(feeds[t]):
+                j = rank[place[base[feed[t, e]] + k]]
+                dirty[j] = True
+                i, far = min(i, j), max(far, j)
+        if stop < queues[r + 1]:
+            j = rank[stop]
+            dirty[j] = True
+            i, far = min(i, j), max(far, j)
+        if late or n + 3 > len(touched):
             sizes[0], sizes[1], sizes[2] = n, i, far
             return False
-        if pos + 1 < queues[r + 1]:
-            j = rank[pos + 1]
-            dirty[j] = True
-            i, far = min(i, j), max(far, j)
-        for e in range(feeds[t]):
-            j = rank[place[base[feed[t, e]] + k]]
-            dirty[j] = True
-            i, far = min(i, j), max(far, j)
     sizes[0], sizes[1], sizes[2] = n, i, far
     return True
 
 
-def restore(start, end, touched, was, dirty, sizes):
+def restore(S):
     """Puts back the times of the touched nodes, the last first; nothing is dirty any more."""
+    touched, was, sizes = S.touched, S.was, S.sizes
     for i in range(sizes[0] - 1, -1, -1):
-        start[touched[i]], end[touched[i]] = was[i, 0], was[i, 1]
+        S.start[touched[i]], S.end[touched[i]] = was[i, 0], was[i, 1]
     for i in range(sizes[1], sizes[2] + 1):
-        dirty[i] = False
+        S.dirty[i] = False
 
 
-def settle_after(
-    low, i, queues, queue_of, seq, occ, place, base, dur, needs, need, feeds, feed, lag, span,
-    begin, sequence, rank, after, dirty,
-):  # fmt: skip
+def settle_after(T, S, low, i, span):
     """The longest way from each node's end to the end of all, from the dirty positions back.
 
     The ranks of these are from `low` to `i`. With `span`: to the end of a queue, less its first
     start.
     """
+    queues, queue_of, base = T.queues, T.queue_of, T.base
+    needs, need, feeds, feed, lag = T.needs, T.need, T.feeds, T.feed, T.lag
+    seq, opens, occ, place, long = S.seq, S.opens, S.occ, S.place, S.long
+    begin, rank, sequence, after, dirty = S.begin, S.rank, S.sequence, S.after, S.dirty
     while i >= low:
         if not dirty[i]:
             i -= 1
             continue
         dirty[i] = False
-        pos = sequence[i]
-        t, k = seq[pos], occ[pos]
-        r, way = queue_of[t], -1e300
-        if pos + 1 < queues[r + 1]:
-            u = seq[pos + 1]
-            way = dur[u] + after[base[u] + occ[pos + 1]]
+        pos = head_of(sequence[i], opens)
+        r = queue_of[seq[pos]]
+        stop = stop_of(pos, queues[r + 1], opens)
+        if stop < queues[r + 1]:
+            node = base[seq[stop]] + occ[stop]
+            way = long[node] + after[node]
         else:
             way = -begin[queues[r]] if span else 0.0
-        for e in range(feeds[t]):
-            u = feed[t, e]
-            way = max(way, lag[t, e] + dur[u] + after[base[u] + k])
-        if after[base[t] + k] == way:
+        for a in range(pos, stop):
+            t, k = seq[a], occ[a]
+            for e in range(feeds[t]):
+                node = base[feed[t, e]] + k
+                way = max(way, lag[t, e] + long[node] + after[node])
+        changed = False
+        for a in range(pos, stop):
+            node = base[seq[a]] + occ[a]
+            changed = changed or after[node] != way
+            after[node] = way
+        if not changed:
             continue
-        after[base[t] + k] = way
         if pos > queues[r]:
             j = rank[pos - 1]
             dirty[j] = True
             i, low = max(i, j), min(low, j)
-        for e in range(needs[t]):
-            j = rank[place[base[need[t, e]] + k]]
-            dirty[j] = True
-            i, low = max(i, j), min(low, j)
-
-
-# --- changes of one queue -------------------------------------------------------------------------
-
-
-def allowed(
-    low, high, fresh, seq, occ, place, base, needs, need, own, take, free, cap, level, counts
-):
-    """True when the types `fresh` can stand at positions low to high.
-
-    None before what it needs in its own queue (`own[type, i]`), memory not above `cap`.
-    """
-    for pos in range(high, low - 1, -1):
-        counts[seq[pos]] = occ[pos]
-    now = level[low]
-    for i in range(high - low + 1):
-        t = fresh[i]
-        now += take[t]
-        if now > cap:
-            return False
-        now -= free[t]
-        k = counts[t]
-        for e in range(needs[t]):
-            if own[t, e]:
-                u = need[t, e]
-                at = place[base[u] + k]
-                if at > high or (at >= low and counts[u] <= k):
-                    return False
-        counts[t] = k + 1
-    return True
-
-
-def arrange(low, high, fresh, seq, occ, place, base, take, free, level, counts):
-    """Puts the types `fresh` at positions low to high."""
-    for pos in range(high, low - 1, -1):
-        counts[seq[pos]] = occ[pos]
-    now = level[low]
-    for i in range(high - low + 1):
-        t, pos = fresh[i], low + i
-        seq[pos] = t
-        occ[pos] = counts[t]
-        place[base[t] + counts[t]] = pos
-        counts[t] += 1
-        level[pos] = now
-        now += take[t] - free[t]
-
-
-def critical(
-    queues, queue_of, seq, occ, place, base, dur, needs, need, delay, span, begin, node_end,
-    state, path,
-):  # fmt: skip
-    """Writes the positions of a critical path, last first; returns how many."""
-    best, at = -1.0, 0
-    for r in range(len(queues) - 1):
-        last = queues[r + 1] - 1
-        if last < queues[r]:
-            continue
-        length = node_end[base[seq[last]] + occ[last]] - (begin[queues[r]] if span else 0.0)
-        if length > best:
-            best, at = length, last
-    n = 0
-    while n < len(path):
-        path[n] = at
-        n += 1
-        t, k = seq[at], occ[at]
-        time, before = begin[at], -1
-        if at > queues[queue_of[t]]:
-            other = seq[at - 1]
-            if node_end[base[other] + occ[at - 1]] >= time:
-                before = at - 1
-        if before < 0 or draw(state) < 0.3:
+        for a in range(pos, stop):
+            t, k = seq[a], occ[a]
             for e in range(needs[t]):
-                node = base[need[t, e]] + k
-                if node_end[node] + delay[t, e] >= time:
-                    before = place[node]
-        if before < 0:
-            break
-        at = before
-    return n
-
-
-def reach(state, longest):
-    """How far to move: mostly next to it, sometimes far."""
-    u = draw(state)
-    if u < 0.45:
-        return 1
-    if u < 0.85:
-        return 2 + below(state, 5)
-    return 2 + below(state, longest)
-
-
-def propose(at, right, kind, distance, queues, queue_of, seq, fresh, bounds):
-    """A change of the queue around a position into `fresh`; writes low, high; False for none.
-
-    kind 0: the type there moves by the distance; 1: it changes places with another. It stops
-    before its own type, which it cannot be told from.
-    """
-    t = seq[at]
-    r = queue_of[t]
-    other = at
-    if right:
-        stop = min(at + distance, queues[r + 1] - 1)
-        while other < stop and seq[other + 1] != t:
-            other += 1
-    else:
-        stop = max(at - distance, queues[r])
-        while other > stop and seq[other - 1] != t:
-            other -= 1
-    if other == at:
-        return False
-    low, high = min(at, other), max(at, other)
-    bounds[0], bounds[1] = low, high
-    step = 0 if kind == 1 else 1 if right else -1
-    for pos in range(max(low, low - step), min(high, high - step) + 1):
-        fresh[pos - low] = seq[pos + step]
-    if step <= 0:
-        fresh[0] = seq[high]
-    if step >= 0:
-        fresh[high - low] = seq[low]
-    return True
-
-
-def anneal(  # noqa: C901 (one compiled loop: calls of closures are not)
-    order, queues, queue_of, base, dur, needs, need, delay, own, feeds, feed, lag, take, free, cap,
-    span, hot, cold, n_moves, focus, goal, seed, quiet, best_order, info,
-):  # fmt: skip
-    """Searches from `order` by moves within queues; writes the best to `best_order`.
-
-    Returns its cost; -1.0 where `order` cannot run. Temperature falls from `hot` to `cold`. A
-    share `focus` of the moves begins on a critical path. What starts from `quiet[0]` to `quiet[1]`
-    is left as it is.
-    """
-    n, p = len(order), len(queues) - 1
-    state = np.zeros(1, dtype=np.int64)
-    state[0] = seed % 2147483646 + 1
-    for _ in range(10):
-        draw(state)
-    seq = order.copy()
-    occ, place = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
-    level, begin, after = np.zeros(n), np.zeros(n), np.full(n, -1e300)
-    start, end, was = np.zeros(n), np.zeros(n), np.zeros((2 * n, 2))
-    touched, rank = np.zeros(2 * n, dtype=np.int64), np.zeros(n, dtype=np.int64)
-    dirty, done = np.zeros(n, dtype=np.bool_), np.zeros(n, dtype=np.bool_)
-    cursor, clock, more = np.zeros(p, dtype=np.int64), np.zeros(p), np.zeros(p, dtype=np.bool_)
-    sizes = np.zeros(3, dtype=np.int64)
-    counts, fresh = np.zeros(len(base), dtype=np.int64), np.zeros(n, dtype=np.int64)
-    path, bounds = np.zeros(n, dtype=np.int64), np.zeros(2, dtype=np.int64)
-    kept, marks = np.zeros((4, n), dtype=np.int64), np.zeros((4, 2), dtype=np.int64)
-    label(seq, occ, place, base)
-    levels(queues, seq, take, free, cap, level)
-    cost = times(
-        queues, seq, occ, base, dur, needs, need, delay, span, start, end, done, cursor, clock,
-    )  # fmt: skip
-    best_order[:] = seq
-    if cost < 0.0 or n_moves == 0:
-        return cost
-    best = cost
-    for pos in range(n):
-        begin[pos] = start[base[seq[pos]] + occ[pos]]
-    first = np.zeros(p)
-    for r in range(p):
-        if queues[r] < queues[r + 1]:
-            first[r] = begin[queues[r]]
-    sequence = np.argsort(begin, kind="mergesort")
-    rank[sequence] = np.arange(n)
-    dirty[:] = True
-    settle_after(
-        0, n - 1, queues, queue_of, seq, occ, place, base, dur, needs, need, feeds, feed, lag, span,
-        begin, sequence, rank, after, dirty,
-    )  # fmt: skip
-    n_path, longest = 0, max(4, min(60, n // p - 1))
-    cooling = (cold / hot) ** (1.0 / max(1, n_moves))
-    heat, accepted = hot, 0
-    for _ in range(n_moves):
-        heat *= cooling
-        if draw(state) < focus:
-            if n_path == 0:
-                n_path = critical(
-                    queues, queue_of, seq, occ, place, base, dur, needs, need, delay, span, begin,
-                    end, state, path,
-                )  # fmt: skip
-            at = path[below(state, n_path)]
-        else:
-            at = below(state, n)
-        parts, since = 0, 1e300
-        u = draw(state)
-        wanted = 1 if u < 0.4 else 2 if u < 0.7 else 3 if u < 0.9 else 4
-        for _ in range(wanted):
-            right = draw(state) < 0.5
-            kind = 1 if draw(state) < 0.25 else 0
-            if not propose(
-                at, right, kind, reach(state, longest), queues, queue_of, seq, fresh, bounds
-            ):
-                break
-            low, high = bounds[0], bounds[1]
-            r = queue_of[seq[low]]
-            if begin[low] < quiet[1] and begin[high] >= quiet[0]:
-                break
-            if not allowed(
-                low, high, fresh, seq, occ, place, base, needs, need, own, take, free, cap[r],
-                level, counts,
-            ):  # fmt: skip
-                break
-            for i in range(high - low + 1):
-                kept[parts, i] = seq[low + i]
-            marks[parts, 0], marks[parts, 1] = low, high
-            parts += 1
-            since = min(since, begin[low])
-            arrange(low, high, fresh, seq, occ, place, base, take, free, level, counts)
-            if parts < wanted:  # the next part somewhere near in time, on any queue
-                r = below(state, p)
-                if queues[r + 1] == queues[r]:
-                    break
-                soon = first_from(since, queues[r], queues[r + 1], begin)
-                at = min(queues[r + 1] - 1, soon + below(state, longest // 2 + 1))
-        if parts == 0:
-            continue
-        limit = cost - heat * np.log(draw(state) + 1e-12)
-        until, surely = -1.0, first.max() if span else -1.0
-        for j in range(parts):
-            until = max(until, begin[marks[j, 1]])
-        sizes[0], sizes[1], sizes[2] = 0, n, -1
-        for j in range(parts):
-            pos = marks[j, 1] + 1
-            if pos < queues[queue_of[seq[pos - 1]] + 1] and begin[pos] > until:
-                dirty[rank[pos]] = True
-                sizes[1], sizes[2] = min(sizes[1], rank[pos]), max(sizes[2], rank[pos])
-        good = settle_near(
-            since, until, queues, queue_of, seq, occ, place, base, dur, needs, need, delay, feeds,
-            feed, begin, rank, start, end, touched, was, dirty, cursor, more, sizes,
-        ) and settle_far(
-            limit, surely, queues, queue_of, seq, occ, place, base, dur, needs, need, delay, feeds,
-            feed, span, begin, sequence, rank, after, start, end, touched, was, dirty, sizes,
-        )  # fmt: skip
-        new = cost_of(queues, seq, occ, base, span, start, end) if good else 1e300
-        if new > limit:
-            restore(start, end, touched, was, dirty, sizes)
-            for i in range(parts):
-                j = parts - 1 - i
-                low, high = marks[j, 0], marks[j, 1]
-                for k in range(high - low + 1):
-                    fresh[k] = kept[j, k]
-                arrange(low, high, fresh, seq, occ, place, base, take, free, level, counts)
-            continue
-        accepted += 1
-        cost, n_path = new, 0
-        low, high = n, -1
-        for i in range(sizes[0]):
-            pos = place[touched[i]]
-            begin[pos] = start[touched[i]]
-            low, high = min(low, rank[pos]), max(high, rank[pos])
-        for j in range(parts):
-            for pos in range(marks[j, 0], marks[j, 1] + 1):
-                begin[pos] = start[base[seq[pos]] + occ[pos]]
-                low, high = min(low, rank[pos]), max(high, rank[pos])
-        sort(low, high, sequence, rank, begin)
-        low, high = n, -1
-        for r in range(p if span else 0):
-            if queues[r] < queues[r + 1] and begin[queues[r]] != first[r]:
-                first[r] = begin[queues[r]]
-                at = rank[queues[r + 1] - 1]
-                dirty[at] = True
-                low, high = min(low, at), max(high, at)
-        for j in range(parts):
-            r = queue_of[seq[marks[j, 0]]]
-            for pos in range(max(queues[r], marks[j, 0] - 1), marks[j, 1] + 1):
-                dirty[rank[pos]] = True
-                low, high = min(low, rank[pos]), max(high, rank[pos])
-        settle_after(
-            low, high, queues, queue_of, seq, occ, place, base, dur, needs, need, feeds, feed, lag,
-            span, begin, sequence, rank, after, dirty,
-        )  # fmt: skip
-        if cost < best:
-            best = cost
-            best_order[:] = seq
-            if best <= goal:
-                break
-    info[0] = accepted
-    return best
-
-
-# --- list scheduling ------------------------------------------------------------------------------
-
-
-def reserve(r, t, k, types_of, n_types_of, path, first, closes, take, counts, done):
-    """Memory that must stay free for the oldest microbatch of each path in this queue.
-
-    While it can always go on, no order of the others can stop the pipeline for ever. The forward
-    of type t, microbatch k, does not keep room for itself.
-    """
-    total = 0.0
-    for i in range(n_types_of[r]):
-        a = types_of[r, i]
-        if not first[a] or done[a] == counts[a]:
-            continue
-        oldest = done[a]
-        for j in range(n_types_of[r]):
-            b = types_of[r, j]
-            if closes[b] and path[b] == path[a]:
-                oldest = min(oldest, done[b])
-        if done[a] <= oldest and not (a == t and k == oldest):
-            total += take[a]
-    return total
-
-
-def dispatch(  # noqa: C901 (one compiled loop: calls of closures are not)
-    queues, queue_of, path, base, counts, dur, needs, need, delay, take, free, cap, first, closes,
-    partner, wakes, types_of, n_types_of, head_room, bias, ahead, urgent, order,
-):  # fmt: skip
-    """Fills `order` greedily: a free queue runs the type with the least start + bias.
-
-    `first` marks forwards, `closes` the kind that ends a microbatch; a forward runs while at most
-    `ahead[type]` of its stage are before their backward `partner`; `wakes[type]` are the queues
-    that wait for a type. Where memory holds a forward
-    up, kinds that free memory have their bias lessened by `urgent`. False where it stops.
-    """
-    p, n = len(queues) - 1, len(order)
-    done = np.zeros(len(base), dtype=np.int64)
-    end = np.zeros(n)
-    clock, level = np.zeros(p), np.zeros(p)
-    cursor = queues[:-1].copy()
-    choice, at = np.full(p, -1, dtype=np.int64), np.zeros(p)
-    dirty = np.ones(p, dtype=np.bool_)
-    for _ in range(n):
-        for r in range(p):
-            if not dirty[r]:
-                continue
-            dirty[r] = False
-            choice[r] = -1
-            best, blocked = 1e300, 0
-            for turn in range(2):
-                for i in range(n_types_of[r]):
-                    t = types_of[r, i]
-                    k = done[t]
-                    if k >= counts[t] or (turn == 1 and free[t] <= 0.0):
-                        continue
-                    ready = clock[r]
-                    for e in range(needs[t]):
-                        u = need[t, e]
-                        if done[u] <= k:
-                            ready = -1.0
-                            break
-                        ready = max(ready, end[base[u] + k] + delay[t, e])
-                    if ready < 0.0:
-                        continue
-                    score = ready + bias[t] - (urgent if turn == 1 else 0.0)
-                    if first[t]:
-                        if k - done[partner[t]] >= ahead[t]:
-                            continue
-                        after = level[r] + take[t] + head_room[r]
-                        if (
-                            after > cap[r]
-                            or after
-                            + reserve(
-                                r,
-                                t,
-                                k,
-                                types_of,
-                                n_types_of,
-                                path,
-                                first,
-                                closes,
-                                take,
-                                counts,
-                                done,
-                            )
-                            > cap[r]
-                        ):
-                            if ready <= clock[r]:
-                                blocked = 1
-                            continue
-                    elif level[r] + take[t] > cap[r]:
-                        blocked = 1
-                        continue
-                    if score < best:
-                        best, choice[r], at[r] = score, t, ready
-                if blocked == 0:
-                    break
-        soonest, r = 1e300, -1
-        for q in range(p):
-            if choice[q] >= 0 and at[q] < soonest:
-                soonest, r = at[q], q
-        if r < 0:
-            return False
-        t = choice[r]
-        end[base[t] + done[t]] = clock[r] = at[r] + dur[t]
-        level[r] += take[t] - free[t]
-        order[cursor[r]] = t
-        cursor[r] += 1
-        done[t] += 1
-        dirty[r] = True
-        for i in range(wakes.shape[1]):
-            if wakes[t, i] >= 0:
-                dirty[wakes[t, i]] = True
-    return True
+                j = rank[place[base[need[t, e]] + k]]
+                dirty[j] = True
+                i, low = max(i, j), min(low, j)

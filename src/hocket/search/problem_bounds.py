@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 
 import numpy as np
@@ -15,10 +16,19 @@ from hocket.search.problem import Problem
 
 
 def best_bound(problem: Problem, objective: str) -> Bound:
-    """The highest lower bound of the objective over all orders of a problem, in costs' units."""
-    found = max(_bounds(problem, objective), key=lambda pair: pair[0], default=(0.0, "no work"))
-    ticks = found[0] if not problem.ticks.exact else math.ceil(found[0] - 1e-6)
-    return Bound(problem.ticks.value(ticks), found[1])
+    """The highest lower bound of the objective over all orders of a problem, in costs' units.
+
+    Full backwards among I and W, and slots of a forward and a backward, count where the problem
+    has them.
+    """
+    if problem.fused:
+        found = _fused_bounds(problem, objective)
+    else:
+        found = _bounds(problem.relaxed, objective)
+    ticks, argument = max(found, key=lambda pair: pair[0])
+    if problem.ticks.exact:
+        ticks = math.ceil(ticks - 1e-6)
+    return Bound(problem.ticks.value(ticks), argument)
 
 
 def is_crowded(problem: Problem) -> bool:
@@ -26,14 +36,20 @@ def is_crowded(problem: Problem) -> bool:
     return problem.costs.shares_cores(problem.placement.p)
 
 
-def crowded_bound(problem: Problem, objective: str) -> Bound:
-    """What the work of all ranks takes on the cores that they share; 0 where nothing does.
+def crowded_bound(problem: Problem, objective: str) -> Bound | None:
+    """What the work of all ranks takes on the cores that they share; None where nothing does.
 
     Ranks may be apart in time, so it is no bound of a span.
     """
     if not is_crowded(problem) or objective == "span" or problem.costs.cores is None:
-        return Bound(0, "no cores are shared")
-    return shared_bound(problem.ticks.value(problem.work.sum()), problem.costs.cores)
+        return None
+    if problem.fused:
+        queues = range(len(problem.queues) - 1)
+        forwards = [np.flatnonzero((problem.queue_of == q) & (problem.side == 0)) for q in queues]
+        work = sum(_least_work(problem, f, weights=True)[0] for f in forwards if len(f))
+    else:
+        work = problem.relaxed.work.sum()
+    return shared_bound(problem.ticks.value(work), problem.costs.cores)
 
 
 def _bounds(problem: Problem, objective: str) -> Iterator[tuple[float, str]]:
@@ -96,7 +112,7 @@ def _memory_bounds(
     problem: Problem, queue: int, lags: Array, *, ends: bool
 ) -> Iterator[tuple[float, str]]:
     """What the memory limit of one queue costs; `ends`: with the way in and out."""
-    cap = float(problem.cap[queue])
+    cap = float(problem.limit[queue])
     mine = np.flatnonzero(problem.queue_of == queue)
     if not math.isfinite(cap) or not len(mine):
         return
@@ -170,6 +186,64 @@ def _drain(problem: Problem, mine: Array, lags: Array, cap: float) -> float:
     if fits >= problem.counts[f]:
         return 0.0  # the first backward may come after the last forward: the two waits overlap
     return max(0.0, float(lags[f, back] - problem.dur[f]) - work)
+
+
+# --- slots of a forward and a backward ------------------------------------------------------------
+
+
+def _fused_bounds(problem: Problem, objective: str) -> Iterator[tuple[float, str]]:
+    """Bounds of orders with slots of a forward and a backward; memory is not looked at.
+
+    A queue's first slot holds no backward and its last no forward, so one of each has a slot of
+    its own.
+    """
+    ways, span = replace(problem, dur=_shortest_slots(problem)), objective != "makespan"
+    if not span:
+        chain = ways.head + ways.dur + ways.tail
+        yield float(chain.max()), "one microbatch alone takes that long there and back"
+    lag = lags(ways) if span else np.zeros((0, 0))
+    for q, queue in enumerate(problem.placement.queues):
+        mine = problem.queue_of == q
+        forwards, backs = (np.flatnonzero(mine & (problem.side == x)) for x in (0, 1))
+        if not len(forwards):
+            continue
+        head = first = tail = 0.0
+        if span:
+            first = float(lag[np.ix_(forwards, backs)].max(axis=0).min())
+        else:
+            head, first = float(ways.head[mine].min()), float(ways.head[backs].min())
+            tail = float(ways.tail[backs].min())
+        for weights, out in ((True, 0.0), (False, tail)):
+            work, back = _least_work(problem, forwards, weights=weights)
+            text = f"rank {queue}: its work, with as many fused forward-backward slots as possible"
+            yield head + work + out, text
+            text = f"rank {queue}: the wait for its first gradient, and its backwards"
+            yield first + back + out, text
+
+
+def _shortest_slots(problem: Problem) -> Array:
+    """The shortest slot that each forward and backward may be in; 0 for the W."""
+    slots = np.minimum(*problem.joint)
+    dur = np.minimum(problem.dur, np.minimum(slots.min(axis=0), slots.min(axis=1)))
+    return np.where(problem.side == 2, 0.0, dur)
+
+
+def _least_work(problem: Problem, forwards: Array, *, weights: bool) -> tuple[float, float]:
+    """The least work of a queue, and of its slots with a backward; `weights`: with its W."""
+    p, count = problem, problem.counts[forwards].astype(float)
+    pair, trio = p.joint
+    kind = Kind.I if len(p.first_half) else Kind.B
+    backs = p.by_place[p.path[forwards], kind, p.stage[forwards]]
+    alone, both = p.dur[backs], pair[np.ix_(forwards, backs)]
+    if kind == Kind.I:
+        later = p.by_place[p.path[forwards], Kind.W, p.stage[forwards]]
+        more = weights * p.dur[later]
+        alone = np.minimum(alone + more, pair[backs, later])
+        both = np.minimum(both + more, trio[np.ix_(forwards, backs)])
+    saved = np.maximum(0.0, p.dur[forwards][:, None] + alone[None, :] - both)
+    most = min(float(best @ count - best.min()) for best in (saved.max(axis=1), saved.max(axis=0)))
+    back = np.minimum(alone, both.min(axis=0))
+    return float(count @ (p.dur[forwards] + alone)) - most, float(count @ back)
 
 
 __all__ = ["Bound", "best_bound", "crowded_bound", "is_crowded", "lags"]

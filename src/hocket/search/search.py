@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from functools import cache, cached_property
-from types import FunctionType, SimpleNamespace
-from typing import Any, NamedTuple
+from functools import cached_property
+from itertools import product
+from typing import NamedTuple
 
 import numpy as np
 
-from hocket.deps import BACKWARDS, ENDS, STARTS
+from hocket.deps import BACKWARDS, ENDS, FULL, STARTS
 from hocket.ir import Array, Kind
-from hocket.loops import compile_others
-from hocket.search import kernel
+from hocket.search.annealing import MOVES
+from hocket.search.compiled import kernels
+from hocket.search.kernel import State, Tables
+from hocket.search.listing import Desk, Rules
 from hocket.search.problem import Problem
 from hocket.search.unroll import shortened, shorter, unrolled
 
-_INF = 1e300
 EVEN, KEEN = 0.5, 0.8  # shares of moves on the critical path: KEEN crosses plateaus of equal costs
 _COOL = 1500  # actions from which on chains stay near their start
 _BOTH = 400  # actions from which on long chains take turns with populations
 _LARGE = 2000  # actions from which on policies do more than moves
 
 
-@cache
-def kernels() -> Any:
-    """The functions of `kernel` by name; `.compiled` says whether numba made them fast."""
-    plain = {k: f for k, f in vars(kernel).items() if isinstance(f, FunctionType)}
-    made = compile_others(
-        list(plain.values()), {"__name__": kernel.__name__, "np": np}, [kernel.__name__]
-    )
-    return SimpleNamespace(**{k: (made or plain)[k] for k in plain}, compiled=made is not None)
-
-
 class Found(NamedTuple):
-    """An order and its cost in ticks."""
+    """An order and its cost in ticks, infinite where it cannot run or does not fit."""
 
     cost: float
     order: Array
@@ -47,7 +39,8 @@ class Policy(NamedTuple):
 
     forward, weight: how much later than a backward a forward and a W may be preferred; deep:
     preference for deeper stages; urgent: how much sooner W is taken when memory is full; eager:
-    forwards that a stage may be ahead, as a factor of those that fill its round trip (None: any).
+    forwards that a stage may be ahead, as a factor of those that fill its round trip (None: any);
+    wait: how long one waits for another to share its slot with (None: no slot is shared).
     """
 
     forward: float = 0.0
@@ -55,6 +48,7 @@ class Policy(NamedTuple):
     deep: float = 0.0
     urgent: float = 0.0
     eager: float | None = None
+    wait: float | None = None
 
 
 POLICIES = tuple(
@@ -64,6 +58,8 @@ POLICIES = tuple(
     for deep in (0.001, -0.001)
     for urgent in ((0.0, 1.0) if weight > 0.1 else (0.0,))
 )
+# Of problems with slots of a forward and a backward, half of the policies share slots.
+SHARING = tuple(p._replace(wait=wait) for wait, p in product((None, 0.0, 0.6, 1.5), POLICIES[::2]))
 
 
 def changed(policy: Policy, rng: np.random.Generator) -> Policy:
@@ -75,6 +71,8 @@ def changed(policy: Policy, rng: np.random.Generator) -> Policy:
         if name == "eager":
             step *= 0.1
             values[name] = 1.0 + step if values[name] is None else max(0.01, values[name] + step)
+        elif name == "wait":
+            values[name] = None if values[name] is None else max(0.0, values[name] + step)
         else:
             values[name] += step
     return Policy(**values)
@@ -86,7 +84,7 @@ class Arena:
 
     problem: Problem
     objective: str = "makespan"
-    quiet: tuple[float, float] = (_INF, -1.0)
+    quiet: tuple[float, float] = (math.inf, -1.0)
 
     @property
     def span(self) -> bool:
@@ -99,13 +97,18 @@ class Arena:
         return self.quiet[1] < self.quiet[0]
 
     @cached_property
+    def is_joint(self) -> bool:
+        """True where slots may hold several actions."""
+        return self.problem.fused or self.problem.mixes
+
+    @cached_property
     def unit(self) -> float:
         """Mean duration of an action, in ticks."""
         return float(self.problem.dur.mean())
 
     def cost(self, order: Array) -> float:
         """Makespan or span of an order in ticks; infinite where it cannot run or does not fit."""
-        return self.anneal(order, moves=0, hot=1.0, cold=1.0, goal=-1.0, seed=1).cost
+        return float(kernels().prepare(self.tables, self._state(order), self.span))
 
     def anneal(
         self, order: Array, *, moves: int, hot: float, cold: float, goal: float, seed: int,
@@ -115,45 +118,73 @@ class Arena:
 
         focus: the share of moves that begin on a critical path.
         """
-        p = self.problem
-        best, info = np.zeros_like(order), np.zeros(1, dtype=np.int64)
-        if any(a > b for a, b in zip(p.peaks(order), p.cap, strict=True)):
-            return Found(_INF, order)
-        unit = max(self.unit, 1e-12)
-        cost = kernels().anneal(
-            order, p.queues, p.queue_of, p.base, p.dur, p.needs, p.need, p.delay, p.own,
-            *self._feeds, p.take, p.free, p.cap, self.span, hot * unit, cold * unit, moves, focus,
-            goal, seed, np.array(self.quiet), best, info,
+        tables, state, loops = self.tables, self._state(order), kernels()
+        cost = float(loops.prepare(tables, state, self.span))
+        if not moves or cost == math.inf:
+            return Found(cost, order)
+        state.begin[:] = state.start[tables.base[state.seq] + state.occ]
+        state.sequence[:] = np.argsort(state.begin, kind="stable")
+        loops.warm(tables, state, self.span)
+        best, opens, unit = state.seq.copy(), state.opens.copy(), max(self.unit, 1e-12)
+        cost = loops.anneal(
+            tables, state, cost, self.span, hot * unit, cold * unit, moves, focus, goal,
+            loops.chance(np.zeros(1, dtype=np.int64), seed), np.array(self.quiet), self._odds,
+            best, opens,
         )  # fmt: skip
-        return Found(_INF, order) if cost < 0 else Found(float(cost), best)
+        return Found(float(cost), best + self.problem.n_types * ~opens)
 
     def begin(self, order: Array) -> Array:
         """Start of each position of an order that can run, in ticks."""
-        p, n, k = self.problem, len(order), kernels()
-        occ, place = np.zeros(n, dtype=np.int64), np.zeros(n, dtype=np.int64)
-        start, end, queues = np.zeros(n), np.zeros(n), len(p.queues) - 1
-        k.label(order, occ, place, p.base)
-        k.times(
-            p.queues, order, occ, p.base, p.dur, p.needs, p.need, p.delay, self.span, start, end,
-            np.zeros(n, dtype=np.bool_), np.zeros(queues, dtype=np.int64), np.zeros(queues),
-        )  # fmt: skip
-        return start[p.base[order] + occ]
+        state = self._state(order)
+        kernels().prepare(self.tables, state, self.span)
+        return state.start[self.problem.base[state.seq] + state.occ]
+
+    # --- arrays of the kernel -------------------------------------------------------------
 
     @cached_property
-    def _feeds(self) -> tuple[Array, Array, Array]:
-        """How many types wait for each, which ones, and how long after its end."""
+    def _odds(self) -> Array:
+        """The chance of each move and of those before it in the table."""
+        return np.cumsum([move.joint if self.is_joint else move.alone for move in MOVES])
+
+    @cached_property
+    def tables(self) -> Tables:
+        """The problem as the kernel reads it."""
         p = self.problem
-        feeds = np.bincount([a for a, _, _ in p.arcs], minlength=p.n_types).astype(np.int64)
-        feed = np.zeros((p.n_types, max(1, int(feeds.max()))), dtype=np.int64)
-        lag, filled = np.zeros(feed.shape), np.zeros(p.n_types, dtype=np.int64)
-        for a, b, delay in p.arcs:
-            feed[a, filled[a]], lag[a, filled[a]] = b, delay
-            filled[a] += 1
-        return feeds, feed, lag
+        near = [(a, b, d) for a, b, d in p.arcs if p.queue_of[a] == p.queue_of[b]]
+        far = [(a, b, d) for a, b, d in p.arcs if p.queue_of[a] != p.queue_of[b]]
+        pair, trio = p.joint
+        needs, need, delay = _rows([(b, a, d) for a, b, d in far], p.n_types)
+        own_needs, own_need, _ = _rows([(b, a, d) for a, b, d in near], p.n_types)
+        return Tables(
+            p.queues, p.queue_of, p.base, p.dur, needs, need, delay, *_rows(far, p.n_types),
+            own_needs, own_need, p.take, p.free, p.cap, p.side, pair, trio,
+        )  # fmt: skip
+
+    def _state(self, order: Array) -> State:
+        """Room to work in, with an order to begin with."""
+        p = self.problem
+        n, queues = p.n, len(p.queues) - 1
+
+        def whole(*shape: int) -> Array:
+            return np.zeros(shape, dtype=np.int64)
+
+        def flags(*shape: int) -> Array:
+            return np.zeros(shape, dtype=np.bool_)
+
+        return State(
+            seq=whole(n), opens=flags(n), occ=whole(n), level=np.zeros(n), begin=np.zeros(n),
+            rank=whole(n), place=whole(n), long=np.zeros(n), start=np.zeros(n), end=np.zeros(n),
+            after=np.full(n, -np.inf), sequence=whole(n), dirty=flags(n), done=flags(n),
+            first=np.zeros(queues), touched=whole(2 * n + 3), was=np.zeros((2 * n + 3, 2)),
+            cursor=whole(queues),
+            clock=np.zeros(queues), more=flags(queues), sizes=whole(3), counts=whole(p.n_types),
+            fresh=order % p.n_types, fresh_opens=order < p.n_types, bounds=whole(2),
+            kept=whole(4, n), kept_opens=flags(4, n), marks=whole(4, 2), path=whole(n),
+        )  # fmt: skip
 
     @cached_property
-    def _tables(self) -> tuple[Array, ...]:
-        """first, closes, partner, wakes, types_of, n_types_of, head_room of the list scheduler."""
+    def _rules(self) -> Rules:
+        """What the list scheduler needs beside `tables`."""
         p = self.problem
         first, closes = np.isin(p.kind, STARTS), np.isin(p.kind, ENDS)
         back = {
@@ -172,13 +203,18 @@ class Arena:
         more = np.where(first, 0.0, np.maximum(p.take, p.take - p.free))
         head_room = np.array([more[types].max(initial=0.0) for types in mine])
         n_types = np.array([len(x) for x in mine], dtype=np.int64)
-        return first, closes, partner, wakes, types_of, n_types, head_room
+        return Rules(
+            p.path, p.counts, p.needs, p.need, p.delay, first, closes, partner, wakes, types_of,
+            n_types, head_room,
+        )  # fmt: skip
+
+    # --- list scheduling ------------------------------------------------------------------
 
     @cached_property
     def _round_trip(self) -> Array:
         """Actions like its own between each forward and its backward, `[type]`; 0 for others."""
         p = self.problem
-        partner = self._tables[2]
+        partner = self._rules.partner
         way = p.head[partner] - p.head
         return np.where((p.kind == Kind.F) & (p.dur > 0), way / np.maximum(p.dur, 1e-12), 0.0)
 
@@ -191,17 +227,21 @@ class Arena:
         ahead = np.full(p.n_types, 1 << 40, dtype=np.int64)
         if policy.eager is not None:
             ahead = np.maximum(1, np.floor(policy.eager * self._round_trip + 1)).astype(np.int64)
-        return self.dispatched(bias * self.unit, ahead, policy.urgent * self.unit)
+        return self._dispatched(bias, ahead, policy)
 
-    def dispatched(self, bias: Array, ahead: Array, urgent: float) -> Array | None:
-        """The order of the list scheduler with these penalties and limits by type."""
-        p = self.problem
-        first, closes, partner, wakes, types_of, n_types, head_room = self._tables
-        order = np.zeros(p.n, dtype=np.int64)
+    def _dispatched(self, bias: Array, ahead: Array, policy: Policy) -> Array | None:
+        """The order of the list scheduler with these penalties (mean actions) and limits."""
+        order = np.zeros(self.problem.n, dtype=np.int64)
+        wait = -1.0 if policy.wait is None else policy.wait * self.unit
+        queues = len(self.problem.queues) - 1
+        desk = Desk(
+            np.zeros(self.problem.n_types, dtype=np.int64), np.zeros(self.problem.n),
+            np.zeros(queues), np.zeros(queues), self.problem.queues[:-1].copy(),
+            np.zeros(queues, dtype=np.int64), np.zeros(queues), np.ones(queues, dtype=bool),
+        )  # fmt: skip
         ended = kernels().dispatch(
-            p.queues, p.queue_of, p.path, p.base, p.counts, p.dur, p.needs, p.need, p.delay,
-            p.take, p.free, p.cap, first, closes, partner, wakes, types_of, n_types, head_room,
-            bias, ahead, urgent, order,
+            self.tables, self._rules, desk, bias * self.unit, ahead, policy.urgent * self.unit,
+            wait, order,
         )  # fmt: skip
         return order if ended else None
 
@@ -210,15 +250,15 @@ class Arena:
         p = self.problem
         forward = p.kind == Kind.F
         for _ in range(8):
-            policy = POLICIES[int(rng.integers(len(POLICIES)))]
+            policy = self._policies[int(rng.integers(len(self._policies)))]
             bias = np.where(forward, policy.forward, 0.0)
             bias = bias + np.where(p.kind == Kind.W, policy.weight, 0.0)
             bias = bias + rng.normal(size=p.n_types) * rng.choice([0.01, 0.03, 0.1])
             ahead = np.full(p.n_types, 1 << 40, dtype=np.int64)
             if rng.random() < 0.5:
                 ahead = np.where(forward, rng.integers(1, self._most_ahead, size=p.n_types), ahead)
-            order = self.dispatched(bias * self.unit, ahead, policy.urgent * self.unit)
-            if order is not None and self.cost(order) < _INF:
+            order = self._dispatched(bias, ahead, policy)
+            if order is not None and self.cost(order) < math.inf:
                 return order
         return known[int(rng.integers(len(known)))].order
 
@@ -239,13 +279,22 @@ class Arena:
         p = self.problem
         begin = self.begin(first)
         early = begin < share * begin.max()
-        done = np.bincount(first[early], minlength=p.n_types)
-        occ, place = np.zeros(p.n, dtype=np.int64), np.zeros(p.n, dtype=np.int64)
-        kernels().label(second, occ, place, p.base)
-        late = occ >= done[second]
+        done = np.bincount(first[early] % p.n_types, minlength=p.n_types)
+        late = self._occurrence(second) >= done[second % p.n_types]
+        # what shared the slot of one that is left out opens it
+        opened = (second >= p.n_types) & ~np.roll(late, 1)
+        second = np.where(opened, second % p.n_types, second)
         out = np.empty_like(first)
         for a, b in zip(p.queues[:-1], p.queues[1:], strict=True):
             out[a:b] = np.concatenate([first[a:b][early[a:b]], second[a:b][late[a:b]]])
+        return out
+
+    def _occurrence(self, order: Array) -> Array:
+        """How often each position's type stands before it, `[position]`."""
+        types = order % self.problem.n_types
+        by_type = np.argsort(types, kind="stable")
+        out = np.empty_like(types)
+        out[by_type] = np.arange(len(types)) - self.problem.base[types[by_type]]
         return out
 
     def serial(self) -> Array:
@@ -260,25 +309,45 @@ class Arena:
 
     def starts(self, given: Sequence[Array] = ()) -> list[Found]:
         """Orders to search from, best first, no cost twice: those given, listed, serial."""
-        found = [Found(self.cost(order), order) for order in (*given, self.serial())]
+        orders = [*given, self.serial()]
+        if self.problem.mixes:
+            orders += self._full(given)
+        found = [Found(self.cost(order), order) for order in orders]
         found += [f for _, f in self.policies]
-        return _kept([f for f in found if f.cost < _INF])
+        return _kept([f for f in found if f.cost < math.inf])
+
+    def _full(self, given: Sequence[Array]) -> list[Array]:
+        """Orders with full backwards: listed ones of these alone, and an I next to its W as one."""
+        p = self.problem
+        whole = Arena(p.with_kinds(FULL), self.objective)
+        listed = [whole.problem.schedule(f.order, "full") for _, f in whole.policies[:3]]
+        out = [order for s in listed if (order := p.order_of(s)) is not None]
+        return out + [self.merged(x) for x in (*given, *(f.order for _, f in self.policies[:3]))]
+
+    def merged(self, order: Array) -> Array:
+        """The order with every I and W of one stage that stand alone side by side as one slot."""
+        p, out = self.problem, order.copy()
+        second = np.full(2 * p.n_types, -1)
+        second[p.first_half] = p.second_half
+        follows = np.flatnonzero(second[order[:-1]] == order[1:]) + 1
+        opens_next = np.append(order, 0)[follows + 1] < p.n_types
+        out[follows[opens_next]] += p.n_types
+        return out
+
+    @cached_property
+    def _policies(self) -> tuple[Policy, ...]:
+        return SHARING if self.problem.fused else POLICIES
 
     @cached_property
     def policies(self) -> list[tuple[Policy, Found]]:
         """Every policy that ends, with its order, best first."""
-        tried = [(policy, self.tried(policy)) for policy in POLICIES]
-        return sorted((x for x in tried if x[1].cost < _INF), key=lambda x: x[1].cost)
-
-    @property
-    def listed_cost(self) -> float:
-        """The best cost of list scheduling; infinite where nothing fits."""
-        return min([self.cost(self.serial()), *(f.cost for _, f in self.policies[:1])])
+        tried = [(policy, self.tried(policy)) for policy in self._policies]
+        return sorted((x for x in tried if x[1].cost < math.inf), key=lambda x: x[1].cost)
 
     def tried(self, policy: Policy) -> Found:
         """What a policy gives; infinite where it stops."""
         order = self.listed(policy)
-        return Found(_INF, np.empty(0)) if order is None else Found(self.cost(order), order)
+        return Found(math.inf, np.empty(0)) if order is None else Found(self.cost(order), order)
 
     def tune(
         self, known: Sequence[tuple[Policy, Found]], *, trials: int, seed: int
@@ -291,6 +360,17 @@ class Arena:
             if found.cost <= pool[-1][1].cost or len(pool) < 5:
                 pool = sorted([*pool, (policy, found)], key=lambda x: x[1].cost)[:5]
         return pool
+
+
+def _rows(arcs: Sequence[tuple[int, int, float]], n_types: int) -> tuple[Array, Array, Array]:
+    """Of each type how many arcs begin there, where they end, and how long they are."""
+    sizes = np.bincount([a for a, _, _ in arcs], minlength=n_types).astype(np.int64)
+    ends = np.zeros((n_types, max(1, int(sizes.max(initial=0)))), dtype=np.int64)
+    lengths, filled = np.zeros(ends.shape), np.zeros(n_types, dtype=np.int64)
+    for a, b, length in arcs:
+        ends[a, filled[a]], lengths[a, filled[a]] = b, length
+        filled[a] += 1
+    return sizes, ends, lengths
 
 
 class Chain(NamedTuple):
@@ -332,7 +412,7 @@ class Island(NamedTuple):
         for f in (*self.members, *found):
             alike = by_cost.setdefault(f.cost, [])
             new = not any(np.array_equal(f.order, g.order) for g in alike)
-            if f.cost < _INF and new and len(alike) < 3:
+            if f.cost < math.inf and new and len(alike) < 3:
                 alike.append(f)
         best = [f for cost in sorted(by_cost) for f in by_cost[cost]][:_BROOD]
         better = best and (not self.members or best[0].cost < self.members[0].cost)
@@ -346,7 +426,7 @@ def _child(arena: Arena, members: Sequence[Found], rng: np.random.Generator) -> 
     for _ in range(4 if len(members) > 1 else 0):
         i, j = rng.choice(len(members), size=2, replace=False)
         child = arena.spliced(members[i].order, members[j].order, float(rng.uniform(0.1, 0.9)))
-        if arena.cost(child) < _INF:
+        if arena.cost(child) < math.inf:
             return child
     return arena.random_start(rng, members)
 
@@ -480,7 +560,7 @@ class Search:
             begin = arena.begin(found.order)
             for order in unrolled(arena.problem, found.order, begin, self.arena.problem):
                 out.append(Found(self.arena.cost(order), order))
-        return [f for f in out if f.cost < _INF]
+        return [f for f in out if f.cost < math.inf]
 
 
 def _trials(n: int) -> int:

@@ -40,10 +40,10 @@ def unrolled(small: Problem, order: Array, begin: Array, large: Problem) -> Iter
     for cut in _CUTS:
         parts = []
         for line, near in _lines(small, order, begin, begin.max() * cut):
-            first = _stretch(line, near, 1)
+            first = _stretch(line, near, 1, small.n_types)
             if first is None:
                 break
-            stretch = line[first : first + len(set(line.tolist()))]
+            stretch = line[first : first + len(np.unique(line % small.n_types))]
             parts += [line[:first], np.tile(stretch, more), line[first:]]
         else:
             yield np.concatenate(parts)
@@ -60,10 +60,10 @@ def shortened(large: Problem, order: Array, begin: Array, small: Problem) -> Ite
         parts = []
         at = begin.max() * cut * (whole - less) / whole
         for line, near in _lines(large, order, begin, at):
-            first = _stretch(line, near, less)
+            first = _stretch(line, near, less, large.n_types)
             if first is None:
                 break
-            length = less * len(set(line.tolist()))
+            length = less * len(np.unique(line % large.n_types))
             parts += [line[:first], line[first + length :]]
         else:
             yield np.concatenate(parts)
@@ -75,13 +75,15 @@ def _lines(problem: Problem, order: Array, begin: Array, at: float) -> Iterator[
         yield order[a:b], int(np.searchsorted(begin[a:b], at))
 
 
-def _stretch(line: Array, near: int, times: int) -> int | None:
-    """The position next to `near` from which each type stands that many times in a row."""
-    types = np.unique(line)
+def _stretch(line: Array, near: int, times: int, n_types: int) -> int | None:
+    """The position next to `near` from which each type stands that many times, in whole slots."""
+    types = np.unique(line % n_types)
     length = len(types) * times
     if length > len(line):
         return None
     seen = np.zeros((len(line) + 1, len(types)), dtype=np.int64)
-    seen[1:] = np.cumsum(line[:, None] == types, axis=0)
-    good = np.flatnonzero((seen[length:] - seen[:-length] == times).all(axis=1))
+    seen[1:] = np.cumsum((line % n_types)[:, None] == types, axis=0)
+    opens = np.append(line < n_types, True)
+    good = (seen[length:] - seen[:-length] == times).all(axis=1)
+    good = np.flatnonzero(good & opens[length:] & opens[:-length])
     return int(good[np.argmin(np.abs(good - near))]) if len(good) else None

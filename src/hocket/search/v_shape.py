@@ -11,7 +11,7 @@ Source: Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.153
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,8 +19,9 @@ from hocket.costs import Costs, Number
 from hocket.ir import Array, Kind, Schedule, kinds_of, mbs_of, stages_of, wave
 from hocket.loops import is_compiled
 from hocket.pattern import lay
-from hocket.search.annealing import annealed
 from hocket.search.policy import Outcome, Trials, all_actions
+from hocket.search.problem import problem
+from hocket.search.search import Arena
 from hocket.search.v_reorder import (
     Block,
     blocks_holding,
@@ -33,6 +34,7 @@ from hocket.search.v_reorder import (
 FITS = np.array([-1, 0, 0.25, 0.5, 0.75, 1])
 _BATCH, _KEPT, _ALIKE, _BLOCKS = 240, 30, 4, 12
 _STUCK = 1e300
+_OVERHEAD = 32  # what a single move costs besides the fifth of all actions that it looks at
 
 
 @dataclass(frozen=True)
@@ -82,17 +84,23 @@ def search(question: Question) -> Schedule:
     begun.add(pool.whole(), None)
     begun.keep()
     _polish(begun, max(_batches(shape, 0.25), 1))
-    return begun.best() if q.also else _annealed(begun, random)
+    return begun.best() if q.also else _annealed(begun)
 
 
-def _annealed(pool: _Pool, random: np.random.RandomState) -> Schedule:
+def _annealed(pool: _Pool) -> Schedule:
     """The pool's best order after single moves; the order itself where numba is not installed."""
     q, found = pool.shape.question, pool.best()
     if not is_compiled():
         return found
-    return annealed(
-        found, q.costs, q.limit, held=q.held, metric=q.metric, effort=q.effort, random=random
-    )
+    sizes = replace(q.costs.bytes, activation=1, held=q.held, gradient=0)
+    costs = replace(q.costs, bytes=sizes)
+    asked = problem(found.placement, costs, q.kinds, room=[float(x) for x in q.limit])
+    order = asked.order_of(found)
+    assert order is not None, "the pool's orders are of this placement and these kinds"
+    moves = int(q.effort / (asked.n / 5 + _OVERHEAD))
+    arena = Arena(asked, q.metric)
+    better = arena.anneal(order, moves=moves, hot=0.1, cold=0.02, goal=0.0, seed=20240524)
+    return asked.schedule(better.order, q.name)
 
 
 def _reordered(short: _Shape, shape: _Shape) -> Array:
