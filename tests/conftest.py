@@ -7,6 +7,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -16,6 +18,11 @@ SECONDS = {"page", "planner", "interop", "differential", "fuzz"}
 # Seconds of processor time, so that a busy machine fails no test; `timeout` in pyproject.toml is
 # a limit on real time, wide enough for any load, that ends what hangs.
 LIMIT = 120
+# Both of these look at the clock: how long one example takes, and how long it takes to draw one.
+hypothesis_settings.register_profile(
+    "any load", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+hypothesis_settings.load_profile("any load")
 
 WITHOUT_TORCH = find_spec("torch") is None
 collect_ignore = ["runtime"] if WITHOUT_TORCH else []
