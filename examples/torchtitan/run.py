@@ -68,8 +68,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--folder", default="titan", help="where everything is written")
     parser.add_argument("--own", action="store_true", help="torchtitan's own order of that name")
-    parser.add_argument("more", nargs="*", help="further options of torchtitan, after --")
-    return parser.parse_args()
+    parser.epilog = "further options of torchtitan come after --"
+    at = sys.argv.index("--") if "--" in sys.argv else len(sys.argv)
+    return parser.parse_args(sys.argv[1:at], argparse.Namespace(more=sys.argv[at + 1 :]))
 
 
 def assets(folder: Path) -> None:

@@ -30,6 +30,7 @@ from hocket.costs import Costs, load_costs
 from hocket.errors import RunError
 from hocket.ir import Kind, Placement, linear, mbs_of, vshape
 from hocket.runtime import Pipeline
+from hocket.runtime.data import REPLICATED
 from hocket.schedules import build
 from hocket.search.policy import all_actions, list_schedule
 from hocket.text import loads
@@ -225,7 +226,7 @@ def test_verify_compares_with_uncut_sequences_and_drops_nothing_out() -> None:
     pipe.step(inputs, targets)
     first = gradients(module)
     module.zero_grad()
-    pipe._keys.step = 0
+    pipe.steps_done = 0
     pipe.step(inputs, targets)
     for name, grad in gradients(module).items():
         close(grad, first[name], name, 0.0)
@@ -320,7 +321,10 @@ X, FLAT = torch.zeros(4, 6, 3), torch.zeros(4)
         (torch.zeros(4, 1, 3), "inputs has 1 positions (dimension 1), too few for 2 slices"),
         (torch.zeros(1, 6, 3), "inputs has 1 rows, too few for 2 microbatches"),
         (FLAT, "inputs has no tensor with positions (dimension 1) to split into 2 slices"),
-        ((X, torch.zeros(4, 5)), "the tensors of inputs differ in positions (dimension 1): [5, 6]"),
+        (
+            (X, torch.zeros(4, 5)),
+            f"the tensors of inputs differ in positions (dimension 1): [5, 6]{REPLICATED}",
+        ),
         ([X], "inputs has 1 microbatches, but the schedule has 4 (2 of 2 slices)"),
     ],
 )  # fmt: skip

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
@@ -16,13 +16,19 @@ from hocket.runtime.stage import Stage
 from hocket.runtime.transport import Wire
 from hocket.runtime.values import map_tensors, tensors_of
 
+REPLICATED = "; name a part that every microbatch gets whole in replicated="
+
 
 class Batch(NamedTuple):
-    """What a step is given; `weights` is None where each microbatch weighs as its rows do."""
+    """What a step is given; `weights` is None where each microbatch weighs as its rows do.
+
+    replicated: the places (of a tuple) or keys (of a dict) of inputs that are not rows.
+    """
 
     inputs: Any
     targets: Any
     weights: Sequence[float] | None = None
+    replicated: Collection[Any] = ()
 
     @property
     def ready(self) -> bool:
@@ -41,7 +47,7 @@ def load(batch: Batch, execution: Execution, device: torch.device) -> None:
     if parts.first:
         if batch.inputs is None:
             raise RunError(f"rank {rank} runs stage 0, so it needs inputs")
-        values = microbatches(batch.inputs, m, "inputs", device, slices)
+        values = microbatches(batch.inputs, m, "inputs", device, slices, batch.replicated)
         for mb in parts.first:
             parts.stages[0].inputs[mb] = (values[mb],)
     for stage in parts.stages.values():
@@ -59,8 +65,8 @@ def load(batch: Batch, execution: Execution, device: torch.device) -> None:
         stage.weights = weights
 
 
-def total(stages: Mapping[int, Stage], wire: Wire | None) -> Tensor | None:
-    """The weighted sum of the losses, added in the order of the microbatches; collective."""
+def losses_of(stages: Mapping[int, Stage], wire: Wire | None) -> Tensor | None:
+    """The weighted loss of each microbatch, or None where there are no targets; collective."""
     m = max(len(stage.losses) for stage in stages.values())
     losses = torch.zeros(m + 1, dtype=torch.float64)  # the last one: how many ranks have any
     for stage in stages.values():
@@ -73,18 +79,19 @@ def total(stages: Mapping[int, Stage], wire: Wire | None) -> Tensor | None:
             stage.losses[:] = [None] * len(stage.losses)
     if wire is not None:
         wire.wait(wire.group.allreduce([losses]))
-    return losses[:m].sum() if losses[m] else None
+    return losses[:m] if losses[m] else None
 
 
 def microbatches(
-    batch: Any, m: int, what: str, device: torch.device, slices: int = 1
-) -> Sequence[Any]:
+    batch: Any, m: int, what: str, device: torch.device, slices: int = 1,
+    replicated: Collection[Any] = (),
+) -> Sequence[Any]:  # fmt: skip
     """The batch as m microbatches: a list is ready, anything else is split along dimension 0.
 
     With slices it is split into m / slices parts, and each of these along dimension 1, the
     positions, into slices. Tensors are split as `torch.tensor_split` does, those without
-    positions in rows only; other parts go to every microbatch as they are. Tensors are moved to
-    the device and cut off from any graph.
+    positions in rows only; other parts go to every microbatch as they are, and so do those at the
+    `replicated` places or keys. Tensors are moved to the device and cut off from any graph.
 
     Raises: RunError where there are too few rows or positions, or not m ready microbatches.
     """
@@ -94,15 +101,16 @@ def microbatches(
     batch = map_tensors(batch, lambda t: t.detach().to(device))
     if isinstance(batch, list):
         return batch
-    _check_size(batch, 0, m // slices, what)
+    same, rows = _sorted_out(batch, replicated, what)
+    _check_size(rows, 0, m // slices, what)
     if slices > 1:
-        _check_size(batch, 1, slices, what)
+        _check_size(rows, 1, slices, what)
     if isinstance(batch, Tensor):
         return _parts(batch, m, slices)
     parts: dict[int, Sequence[Tensor]] = {}
 
     def part(t: Tensor, mb: int) -> Tensor:
-        if not t.dim():
+        if not t.dim() or id(t) in same:
             return t
         if id(t) not in parts:
             parts[id(t)] = _parts(t, m, slices)
@@ -111,14 +119,32 @@ def microbatches(
     return [map_tensors(batch, lambda t, mb=mb: part(t, mb)) for mb in range(m)]
 
 
-def _check_size(batch: Any, dim: int, parts: int, what: str) -> None:
-    """Raises RunError where a dimension of the batch cannot be split into that many parts."""
+def _sorted_out(
+    batch: Any, replicated: Collection[Any], what: str
+) -> tuple[set[int], list[Tensor]]:
+    """The ids of the tensors of a batch that every microbatch gets, and the other tensors.
+
+    Raises: RunError for a place or key that the batch does not have.
+    """
+    places = dict(enumerate(batch)) if isinstance(batch, tuple) else batch
+    if replicated and not isinstance(places, dict):
+        raise RunError(f"replicated= is for {what} that are a tuple or a dict")
+    missing = [key for key in replicated if key not in places]
+    if missing:
+        raise RunError(f"replicated: {what} has no part {missing[0]!r}; it has {[*places]}")
+    same = {id(t) for key in replicated for t in tensors_of(places[key])}
+    return same, [t for t in tensors_of(batch) if id(t) not in same]
+
+
+def _check_size(batch: Sequence[Tensor], dim: int, parts: int, what: str) -> None:
+    """Raises RunError where a dimension of these tensors cannot be split into so many parts."""
     name, pieces = (("rows", "microbatches"), ("positions (dimension 1)", "slices"))[dim]
-    sizes = {t.shape[dim] for t in tensors_of(batch) if t.dim() > dim}
+    sizes = {t.shape[dim] for t in batch if t.dim() > dim}
     if not sizes:
         raise RunError(f"{what} has no tensor with {name} to split into {parts} {pieces}")
     if len(sizes) > 1:
-        raise RunError(f"the tensors of {what} differ in {name}: {sorted(sizes)}")
+        way_out = REPLICATED if what == "inputs" else ""
+        raise RunError(f"the tensors of {what} differ in {name}: {sorted(sizes)}{way_out}")
     (size,) = sizes
     if size < parts:
         raise RunError(f"{what} has {size} {name}, too few for {parts} {pieces}")

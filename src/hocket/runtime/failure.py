@@ -7,9 +7,11 @@ connections; that wakes its neighbours, which do the same.
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 import weakref
+import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -22,6 +24,7 @@ from hocket.runtime.program import Entry, Program, Role
 # a rank that knows less (not even who is gone) leaves the word to others for longer.
 GRACE = 0.5
 LONG_GRACE = 2.0
+_COMPILERS = ("torch/_dynamo/convert_frame.py", "torch/_inductor/compile_fx.py")
 STAY = 0.3  # seconds in which the others may read what this rank said, should it hold the store
 
 
@@ -128,6 +131,53 @@ class Silence(Board):
         self.gone = True
 
 
+class Roll:
+    """Who has come to build a pipeline, written down in a store before the ranks first speak."""
+
+    def __init__(self, store: Any, names: Sequence[int], own: int) -> None:
+        self.store, self.names, self.own = store, names, own
+        self._key = f"hocket/roll/{zlib.crc32(repr([*names]).encode()):x}"
+        self._count = self._ask(lambda: store.add(f"{self._key}/{own}", 1))
+
+    def _ask(self, call: Callable[[], Any]) -> Any:
+        """What the store says; None where there is no store, or it does not answer any more."""
+        try:
+            return None if self.store is None else call()
+        except RuntimeError:
+            return None
+
+    def end(self, text: str) -> None:
+        """Writes down why a pipeline on these ranks has ended, and their group with it."""
+        self._ask(lambda: self.store.set(f"{self._key}/ended", text))
+
+    def _absent(self) -> list[int]:
+        """The ranks that came less often than this one."""
+        own = self._count or 0
+        counts = [self._ask(lambda r=r: self.store.add(f"{self._key}/{r}", 0)) for r in self.names]
+        return [r for r, n in zip(self.names, counts, strict=True) if n is not None and n < own]
+
+    def missing(self, error: str, timeout: float) -> tuple[str, int | None]:
+        """What to say when the ranks could not speak, and which rank is to blame."""
+        late = _is_timeout(error)
+        until = time.monotonic() + (0.0 if late else LONG_GRACE)
+        while (absent := self._absent()) and time.monotonic() < until:
+            time.sleep(0.05)  # others may be on their way
+        if absent:
+            who = f"rank{'s' if len(absent) > 1 else ''} {', '.join(map(str, absent))}"
+            how = f"did not come in {timeout:g} s" if late else "died before"
+            text = f"{who} {how}, when the pipeline was built"
+            self.end(text)
+            return f"{text}\n  rank {self.own} was waiting for it", absent[0]
+        ended = f"{self._key}/ended"
+        before = self._ask(lambda: self.store.get(ended) if self.store.check([ended]) else None)
+        if before is not None:
+            return (
+                "the process group has ended with an earlier pipeline on it; make a new one with "
+                f"torch.distributed.new_group. That pipeline ended so: {before.decode()}"
+            ), None
+        return f"the ranks could not speak while the pipeline was built: {error}", None
+
+
 class Watch:
     """A thread that says where this rank stands when it stands still, and hears of failures.
 
@@ -153,13 +203,25 @@ class Watch:
                 before, since = (None if now is None else now[0]), time.time()
                 continue
             at = now[1]
+            text = f"compiling {at!s}" if compiling() else str(at)
             self.board.say(
                 self.rank,
-                {"action": at.action, "waits_for": at.waits_for, "since": since, "text": str(at)},
+                {"action": at.action, "waits_for": at.waits_for, "since": since, "text": text},
             )
             if self.board.failed() is not None:
                 self.break_up()
                 return
+
+
+def compiling() -> bool:
+    """Whether some thread of this process is inside torch.compile."""
+    frames: list[Any] = [*sys._current_frames().values()]
+    for frame in frames:
+        while frame is not None:
+            if frame.f_code.co_filename.endswith(_COMPILERS):
+                return True
+            frame = frame.f_back
+    return False
 
 
 def _ended(stop: threading.Event, thread: threading.Thread) -> None:
@@ -219,8 +281,11 @@ def _cut_off(error: BaseException) -> bool:
 
 
 def _timed_out(error: BaseException) -> bool:
-    text = str(error).lower()
-    return "timed out" in text or "timeout" in text
+    return _is_timeout(str(error))
+
+
+def _is_timeout(text: str) -> bool:
+    return "timed out" in text.lower() or "timeout" in text.lower()
 
 
 def _hang(rank: int, at: Place, board: Board) -> dict[str, Any]:
@@ -239,5 +304,8 @@ def _hang(rank: int, at: Place, board: Board) -> dict[str, Any]:
     else:
         culprit, action = (None, at.action) if at.waits_for is None else (culprit, action)
     who = "another rank" if culprit is None else f"rank {culprit}"
-    text = f"{who} does not answer in {action}:\n  " + "\n  ".join(lines)
+    what = f"{who} does not answer in {action}"
+    if "has been compiling" in lines[-1]:
+        what = f"{who} takes longer to compile {action} than a message may (give timeout= more)"
+    text = f"{what}:\n  " + "\n  ".join(lines)
     return {"rank": culprit, "action": action, "text": text, "told_by": rank}

@@ -1,65 +1,17 @@
-"""Gradients of weights that several ranks hold: summed over copies, averaged over replicas.
-
-A copy is the same parameter on another rank (mirrored stages), or another parameter that is tied
-to it.
-"""
+"""Gradients that several ranks share: summed over copies, averaged over replicas; their norm."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hocket.errors import RunError
+from hocket.runtime.copies import Copies, exchange, like, plain
 from hocket.runtime.session import Session
 
-Name = tuple[int, str]  # stage and parameter name
 BUCKET = 25 << 20  # bytes of one all-reduce
-
-
-@dataclass(frozen=True)
-class Copies:
-    """Parameters that must stay equal, and who holds them: `holders[i]` the ranks of `names[i]`."""
-
-    names: tuple[Name, ...]
-    holders: tuple[tuple[int, ...], ...]
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """Every rank that holds one of them."""
-        return tuple(sorted({r for ranks in self.holders for r in ranks}))
-
-
-def copies(
-    held: Sequence[Sequence[int]],
-    parameters: Mapping[int, Sequence[str]],
-    tied: Iterable[Iterable[Name]],
-) -> list[Copies]:
-    """The groups of parameters with several holders, in one order on all ranks.
-
-    held: the stages of each rank. parameters: the parameter names of this rank's stages.
-
-    Raises: RunError for a tied name that a stage does not have.
-    """
-    n = 1 + max(s for stages in held for s in stages)
-    holders = [tuple(r for r, stages in enumerate(held) if s in stages) for s in range(n)]
-    group_of: dict[Name, list[Name]] = {}
-    for group in tied:
-        members = [(int(s), name) for s, name in group]
-        for stage, name in members:
-            if not 0 <= stage < n or name not in parameters.get(stage, (name,)):
-                raise RunError(f"tied: stage {stage} has no parameter {name!r}")
-        merged = sorted({n for member in members for n in group_of.get(member, [member])})
-        group_of.update(dict.fromkeys(merged, merged))
-    for stage, names in parameters.items():
-        if len(holders[stage]) > 1:
-            for name in names:
-                group_of.setdefault((stage, name), [(stage, name)])
-    unique = sorted({tuple(group) for group in group_of.values()})
-    return [Copies(names, tuple(holders[s] for s, _ in names)) for names in unique]
 
 
 class GradientSync:
@@ -77,10 +29,14 @@ class GradientSync:
         named = {s: dict(module.named_parameters()) for s, module in modules.items()}
         self.bundles: dict[tuple[int, ...], list[list[Tensor]]] = {}
         for group in groups:
-            found = [named[s][name] for s, name in group.names if s in named]
-            mine: list[Tensor] = list({id(p): p for p in found}.values())
+            here = [named[s][name] for s, name in group.names if s in named]
+            mine: list[Tensor] = list({id(p): p for p in here}.values())
             if mine and (len(group.ranks) > 1 or len(mine) > 1):
                 self.bundles.setdefault(group.ranks, []).append(mine)
+        once = [p for bundle in self.bundles.values() for members in bundle for p in members]
+        if session.replicas is not None:
+            once += [p for p in self.parameters if not shared_by_replicas(p)]
+        self._once = list({id(p): p for p in once}.values())
         self._before: list[tuple[Tensor, Tensor]] = []
 
     @property
@@ -90,17 +46,25 @@ class GradientSync:
 
     def open(self) -> None:
         """Sets aside the gradients of earlier steps."""
-        once = [p for bundle in self.bundles.values() for members in bundle for p in members]
-        self._before = [(p, p.grad) for p in once if p.grad is not None]
+        self._before = [(p, p.grad) for p in self._once if p.grad is not None]
         for p, _ in self._before:
             p.grad = None
 
     def sum(self) -> None:
-        """Sums the step's gradients over all copies."""
+        """Sums the step's gradients over all copies, in the order of the ranks everywhere."""
         with torch.no_grad():
-            for members, total in self._exchange(_local_sum):
-                for p in members:
-                    p.grad = None if total is None else total.clone().view_as(p)
+            parts = {
+                ranks: [_local_sum(members) for members in bundle]
+                for ranks, bundle in self.bundles.items()
+            }
+            for ranks, every in self._exchange(parts).items():
+                total = every[0].clone()
+                for other in every[1:]:
+                    total += other
+                bundle = self.bundles[ranks]
+                for members, value in zip(bundle, _unpack(total, bundle), strict=True):
+                    for p in members:
+                        p.grad = None if value is None else like(p, value.clone())
 
     def average(self) -> None:
         """Makes the gradients their mean over the replicas."""
@@ -116,44 +80,35 @@ class GradientSync:
     def align(self) -> None:
         """Gives every copy the values of the first one: lowest rank, lowest stage."""
         with torch.no_grad():
-            for members, value in self._exchange(lambda members: members[0].detach(), first=True):
-                for p in members:
-                    assert value is not None
-                    p.copy_(value.view_as(p))
+            parts = {
+                ranks: [plain(members[0].detach()) for members in bundle]
+                for ranks, bundle in self.bundles.items()
+            }
+            for ranks, every in self._exchange(parts).items():
+                bundle = self.bundles[ranks]
+                for members, value in zip(bundle, _unpack(every[0], bundle), strict=True):
+                    for p in members:
+                        assert value is not None
+                        here = plain(p.detach())
+                        here.copy_(value.view_as(here))
 
-    def _exchange(self, take: Any, first: bool = False) -> list[tuple[list[Tensor], Tensor | None]]:
-        """For each group, the sum over its ranks (or the first rank's part) of what `take` gives.
-
-        Sums run in the order of the ranks everywhere, so all copies are equal to the last bit.
-        """
-        out: list[tuple[list[Tensor], Tensor | None]] = []
-        running: list[Any] = []
-        for ranks, bundle in sorted(self.bundles.items(), key=lambda item: item[0]):
-            parts = [take(members) for members in bundle]
-            packed = _pack(parts, bundle)
-            rank, wire = self.session.rank, self.session.wire
-            others = [r for r in ranks if r != rank]
-            arrived = {r: torch.empty_like(packed) for r in others}
-            works = []
-            if wire is not None:
-                works += [wire.group.recv([arrived[r]], r, self.tag) for r in others]
-                works += [wire.group.send([packed], r, self.tag) for r in others]
-            arrived[rank] = packed
-            running.append((bundle, arrived, works, ranks))
-        for bundle, arrived, works, ranks in running:
-            for work in works:
-                self.session.wait(work)
-            total = arrived[ranks[0]].clone()
-            if not first:
-                for r in ranks[1:]:
-                    total += arrived[r]
-            out += zip(bundle, _unpack(total, bundle), strict=True)
-        return out
+    def _exchange(
+        self, parts: Mapping[tuple[int, ...], Sequence[Tensor | None]]
+    ) -> dict[tuple[int, ...], list[Tensor]]:
+        packed = {ranks: _pack(some, self.bundles[ranks]) for ranks, some in parts.items()}
+        return exchange(self.session, self.tag, packed)
 
 
 def _local_sum(members: list[Tensor]) -> Tensor | None:
-    grads = [p.grad for p in members if p.grad is not None]
+    grads = [plain(_placed(p, p.grad)) for p in members if p.grad is not None]
     return sum(grads[1:], grads[0]) if grads else None
+
+
+def _placed(p: Any, grad: Any) -> Tensor:
+    """The gradient of a sharded parameter, sharded as that is."""
+    if hasattr(p, "placements") and grad.placements != p.placements:
+        return grad.redistribute(placements=p.placements)
+    return grad
 
 
 def _pack(parts: Sequence[Tensor | None], bundle: Sequence[Sequence[Tensor]]) -> Tensor:
@@ -162,7 +117,7 @@ def _pack(parts: Sequence[Tensor | None], bundle: Sequence[Sequence[Tensor]]) ->
     for members in bundle:
         dtype = torch.promote_types(dtype, members[0].dtype)
     flat = [
-        torch.zeros(members[0].numel(), dtype=dtype) if part is None
+        torch.zeros(plain(members[0]).numel(), dtype=dtype) if part is None
         else part.detach().reshape(-1).to("cpu", dtype)
         for part, members in zip(parts, bundle, strict=True)
     ]  # fmt: skip
@@ -171,7 +126,7 @@ def _pack(parts: Sequence[Tensor | None], bundle: Sequence[Sequence[Tensor]]) ->
 
 
 def _unpack(total: Tensor, bundle: Sequence[Sequence[Tensor]]) -> list[Tensor | None]:
-    sizes = [members[0].numel() for members in bundle]
+    sizes = [plain(members[0]).numel() for members in bundle]
     *flat, there = total.split([*sizes, len(bundle)])
     return [
         part.to(members[0].device, members[0].dtype) if present else None
@@ -179,19 +134,23 @@ def _unpack(total: Tensor, bundle: Sequence[Sequence[Tensor]]) -> list[Tensor | 
     ]
 
 
+def shared_by_replicas(p: Tensor) -> bool:
+    """False for a parameter with `allreduce = False`, Megatron-LM's mark of an expert."""
+    return getattr(p, "allreduce", True)
+
+
 def average(parameters: Iterable[Tensor], group: Any, wait: Any) -> None:
     """Replaces gradients by their mean over a group of replicas, one all-reduce a bucket.
 
     A parameter without gradient on every replica stays without; on some counts as zero there. One
-    with `allreduce = False` (Megatron-LM's mark of an expert) is of this replica only, and has met
-    the rows of all of them: its gradient is divided by their number.
+    that only this replica has met the rows of all of them: its gradient is divided by their number.
     """
     buckets: list[list[Tensor]] = []
     room: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], int]] = {}
     for p in parameters:
         if not p.requires_grad:
             continue
-        if not getattr(p, "allreduce", True):
+        if not shared_by_replicas(p):
             if p.grad is not None:
                 p.grad /= group.size()
             continue
@@ -203,13 +162,16 @@ def average(parameters: Iterable[Tensor], group: Any, wait: Any) -> None:
         room[p.dtype, p.device] = (bucket, used + p.nbytes)
     flats = []
     for bucket in buckets:
-        there = bucket[0].new_tensor([float(p.grad is not None) for p in bucket])
-        parts = [p.new_zeros(p.numel()) if p.grad is None else p.grad.reshape(-1) for p in bucket]
-        flats.append(torch.cat([*parts, there]).detach())
+        there = torch.tensor([float(p.grad is not None) for p in bucket]).to(plain(bucket[0]))
+        parts = [
+            torch.zeros_like(plain(p)) if p.grad is None else plain(_placed(p, p.grad))
+            for p in bucket
+        ]
+        flats.append(torch.cat([*(part.reshape(-1) for part in parts), there]).detach())
     works = [group.allreduce([flat]) for flat in flats]
     for work, flat, bucket in zip(works, flats, buckets, strict=True):
         wait(work)
-        *parts, there = flat.split([*(p.numel() for p in bucket), len(bucket)])
+        *parts, there = flat.split([*(plain(p).numel() for p in bucket), len(bucket)])
         for p, part, present in zip(bucket, parts, (there > 0).tolist(), strict=True):
             if present:
-                p.grad = part.view_as(p) / group.size()
+                p.grad = like(p.detach(), part / group.size())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import math
+import warnings
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -13,20 +15,18 @@ from torch import Tensor, nn
 from hocket.errors import RunError
 from hocket.ir import Schedule
 from hocket.runtime import orders, verify
-from hocket.runtime.data import Batch, load, total
+from hocket.runtime.data import Batch, load, losses_of
 from hocket.runtime.dispatch import DISPATCH, chosen
 from hocket.runtime.execute import Execution
-from hocket.runtime.grad_sync import GradientSync, copies
 from hocket.runtime.handshake import describe
 from hocket.runtime.measure import gather
-from hocket.runtime.rng import Keys, layers, warn_if_in_turn
+from hocket.runtime.parameters import Parameters, Tied
+from hocket.runtime.rng import Keys, n_layers, warn_if_in_turn
 from hocket.runtime.session import Session
 from hocket.runtime.slice_state import check_carries
 from hocket.runtime.split import plan_of
 from hocket.runtime.stage import Loss, Observer, Stage
 from hocket.timeline import Timeline
-
-Tied = Iterable[Iterable[tuple[int, str]]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,27 +52,30 @@ class Pipeline:
     """Runs a schedule on this rank's stages; built on all ranks together.
 
     stages: the modules of the stages that this rank holds, by stage number; copies of a mirrored
-    stage get the weights of the first one. One with `carries = True` is called with `carried` and
-    returns (output, carried): what it hands from slice to slice of a sequence. loss: called with
-    output and target of a microbatch on the rank of its last stage; a mean over its rows (and
-    positions, where there are slices). group: the process group of the pipeline, in
-    which rank r is rank r of the schedule (left out: the default group; none for one rank).
-    dispatch: "receive" waits for a message where its consumer stands, "gate" lets threads wait and
-    starts an action once it is ready, "ready" takes actions out of order; these run the queues of
-    a rank one after the other. "queues" runs each in a thread of its own, and is what is taken
-    where ranks have several and nothing is asked for (else "receive"). verify: compare the
-    first step with the unpipelined model. timeout: seconds that one message may take.
-    data_parallel: the process group of this rank's replicas; gradients become their mean (one of
-    a parameter with `allreduce = False`, which only this replica has, is divided by their number:
-    it must have met the rows of all). tied:
-    groups of (stage, parameter name) that share one weight; their gradients are summed. seed: give
-    every layer of every microbatch random numbers of its own, so that dropout does not depend on
-    schedule or placement; a module with `draws = False` says that it needs none, others take
-    turns where queues run side by side. store: where ranks leave word of a failure (left out: the
-    default group's store). A module may bring its own split of the backward: a method `split_plan`
-    that returns what `hocket.runtime.split.prepare` returns. `split_plans` tells, by stage, whose
-    gradients are put off to W and whose are not, and why (`print(pipe.split_plans[0])`). `hooks`
-    is a list of `Hooks`. `lowered` is the order with its messages, `wire` what carries them.
+    stage get the weights and buffers of the first one. One with `carries = True` is called with
+    `carried` and returns (output, carried): what it hands from slice to slice of a sequence. loss:
+    called with output and target of a microbatch on the rank of its last stage; a mean over its
+    rows (and positions, where there are slices). If it is a module with parameters, it counts as
+    one stage after the last. group: the process group of the pipeline, in which rank r is rank r
+    of the schedule (left out: the default group; none for one rank). dispatch: "receive" waits for
+    a message where its consumer stands, "gate" lets threads wait and starts an action once it is
+    ready, "ready" takes actions out of order; these run the queues of a rank one after the other.
+    "queues" runs each in a thread of its own, and is what is taken where ranks have several and
+    nothing is asked for (else "receive"). verify: compare the first step with the unpipelined
+    model. timeout: seconds that one message may take. data_parallel: the process group of this
+    rank's replicas; gradients become their mean (one of a parameter with `allreduce = False`, which
+    only this replica has, is divided by their number: it must have met the rows of all). tied:
+    groups of (stage, parameter name) that share one weight; their gradients are summed. seed:
+    random numbers depend on (seed, step, layer, microbatch, replica) alone, so that dropout does
+    not depend on schedule or placement; a module with `draws = False` says that it needs none,
+    others take turns where queues run side by side. store: where ranks leave word of a failure
+    (left out: the default group's store). A module may bring its own split of the backward: a
+    method `split_plan` that returns what `hocket.runtime.split.prepare` returns.
+
+    Public attributes: `modules` by stage, `hooks` (a list of `Hooks`), `lowered` (the order with
+    its messages), `wire` (what carries them), `split_plans` (by stage, whose gradients are put off
+    to W and whose are not, and why), and `steps_done`, which counts the steps; set that when a run
+    is resumed, since random numbers depend on it.
 
     Raises: ScheduleError, RunError when the schedule cannot run or the ranks do not fit together.
     """
@@ -95,6 +98,8 @@ class Pipeline:
     ) -> None:
         self.schedule, self.modules, self.loss = schedule, dict(sorted(stages.items())), loss
         self.hooks: list[Hooks] = []
+        self.steps_done = 0
+        self._odd: list[int] = []  # microbatches whose loss was not finite
         self.dispatch = chosen(dispatch, schedule)
         make_wire, execute = DISPATCH[self.dispatch]
         self.device = _device(device, stages)
@@ -103,17 +108,22 @@ class Pipeline:
             device=self.device, timeout=timeout, make_wire=make_wire,
         )  # fmt: skip
         self.rank, self.size, self.wire = session.rank, session.size, session.wire
-        tied = [[(int(s), n) for s, n in names] for names in tied or ()]
-        settings = {"tied": tied, "seed": seed, "dispatch": self.dispatch}
-        counts = {str(s): len(layers(module)) for s, module in self.modules.items()}
-        prepared, every = session.meet(
-            self._prepare, describe(schedule, settings), {"layers": counts}, store
-        )
+        self._parameters = Parameters(schedule.placement, self.modules, loss, tied, session)
+        settings = {"tied": self._parameters.tied, "seed": seed, "dispatch": self.dispatch}
+        own = {
+            "layers": {str(s): n_layers(module) for s, module in self.modules.items()},
+            "shared": self._parameters.in_words(),
+        }
+        prepared, every = session.meet(self._prepare, describe(schedule, settings), own, store)
         self.lowered, evaluation = prepared
         split = orders.split_stages(schedule)
         self.split_plans = {s: plan_of(s, m) for s, m in self.modules.items() if s in split}
         self._stages = self._stages_of(schedule, self.split_plans)
-        self._keys = None if seed is None else Keys(seed, self.device)
+        self._keys = (
+            None
+            if seed is None
+            else Keys(seed, self.device, 0 if data_parallel is None else data_parallel.rank())
+        )
         if self._keys is not None:
             counts = {int(s): n for said in every for s, n in said["layers"].items()}
             self._keys.attach(self._stages, counts)
@@ -123,13 +133,10 @@ class Pipeline:
         if not schedule.is_forward_only:
             self._training = self._bind(self.lowered, self._stages, execute)
         self._evaluation = self._bind(evaluation, self._stages, execute, training=False)
-        names = {s: [n for n, _ in m.named_parameters()] for s, m in self.modules.items()}
-        groups = copies(schedule.placement.stages_of_rank, names, tied)
-        self._gradients = GradientSync(groups, self.modules, session, self._tag(0))
         self._verify_first = verify
         self._ran: Execution | None = None
         self._timeline: Timeline | None = None
-        session.guard(self._gradients.align, "the broadcast of mirrored weights")
+        self._parameters.connect([said["shared"] for said in every], self._tag(0))
 
     def _prepare(self) -> orders.Orders:
         """The orders of the schedule.
@@ -146,6 +153,7 @@ class Pipeline:
                 f"it holds the stages {sorted(needed)}, but was given modules for {sorted(given)}"
             )
         check_carries(self.schedule, self.modules)
+        self._parameters.groups()
         return prepared
 
     def _stages_of(self, order: Schedule, plans: Mapping[int, Any]) -> dict[int, Stage]:
@@ -169,28 +177,35 @@ class Pipeline:
 
     # --- running ----------------------------------------------------------------------------
 
-    def step(self, inputs: Any, targets: Any, *, weights: Sequence[float] | None = None) -> Tensor:
+    def step(
+        self, inputs: Any, targets: Any, *, weights: Sequence[float] | None = None,
+        replicated: Collection[Any] = (),
+    ) -> Tensor:  # fmt: skip
         """The loss of the batch, the same on every rank; gradients are added to the parameters'.
 
         inputs, targets: a tensor, tuple or dict, split along dimension 0 into m microbatches, or
         a list of m of them; None on ranks that need none. In a schedule with slices m counts
         slices: rows are split into m / slices parts, and each of these along dimension 1.
         weights: of each microbatch in loss and gradient; left out: its share of the rows, or of
-        the positions in slices.
+        the positions in slices. Of one of weight 0 no loss is computed. replicated: the places
+        (in a tuple) or keys (in a dict) of parts of the inputs that are not rows: every microbatch
+        gets them whole.
 
         Raises: RunError that names the first rank that failed, its action, and who waits for whom.
         """
         if self._training is None:
             raise RunError(f"{self.schedule.name} has no backward; use eval")
+        if self._keys is not None:
+            self._keys.step = self.steps_done
         if self._verify_first:
-            self.verify(inputs, targets, weights=weights)
+            self.verify(inputs, targets, weights=weights, replicated=replicated)
         self._call_hooks("before_step", inputs, targets)
         seen = tuple(h.before_forward for h in self.hooks if h.before_forward is not None)
         for stage in self._stages.values():
             stage.observers = seen
-        loss = self._train(self._training, Batch(inputs, targets, weights), averaged=True)
-        if self._keys is not None:
-            self._keys.step += 1
+        batch = Batch(inputs, targets, weights, replicated)
+        loss = self._train(self._training, batch, trained=True)
+        self.steps_done += 1
         self._call_hooks("gradients_ready")
         self._call_hooks("after_step", loss)
         return loss
@@ -201,33 +216,31 @@ class Pipeline:
             if call is not None:
                 self.guard(lambda call=call: call(*args), f"the hook {name}")
 
-    def _train(self, execution: Execution, batch: Batch, *, averaged: bool) -> Any:
-        """The loss of a step; `averaged` over the replicas, too, are its gradients then."""
-        sync = self._gradients
+    def _train(self, execution: Execution, batch: Batch, *, trained: bool) -> Any:
+        """The loss of a step; `trained`: its gradients are those of all replicas."""
 
         def start() -> None:
             load(batch, execution, self.device)
-            sync.open()
+            self._parameters.open()
 
         self.guard(start, "the start of the step")
         loss = self._run(execution)
-        if sync.shared:
-            self.guard(sync.sum, "the sum of shared gradients")
-        if averaged and self._session.replicas is not None:
-            self.guard(sync.average, "the average over replicas")
-        sync.close()
+        self._parameters.close(trained=trained)
         return loss
 
-    def eval(self, inputs: Any, targets: Any = None, *, outputs: bool = False) -> Any:
-        """The loss without any gradient; without targets None.
+    def eval(
+        self, inputs: Any, targets: Any = None, *, outputs: bool = False,
+        weights: Sequence[float] | None = None, replicated: Collection[Any] = (),
+    ) -> Any:  # fmt: skip
+        """The loss without any gradient; without targets None. weights, replicated: as in `step`.
 
         With `outputs`: (loss, list of the output of each microbatch; None where another rank has
         it).
         """
-        stages = self._stages.values()
+        stages, batch = self._stages.values(), Batch(inputs, targets, weights, replicated)
 
         def start() -> None:
-            load(Batch(inputs, targets), self._evaluation, self.device)
+            load(batch, self._evaluation, self.device)
             for stage in stages:
                 stage.outputs = [None] * self.schedule.m if outputs else None
 
@@ -252,7 +265,56 @@ class Pipeline:
         if execution is self._training:
             self._ran = execution
         stages = execution.parts.stages
-        return self.guard(lambda: total(stages, self.wire), "the sum of the losses")
+        losses = self.guard(lambda: losses_of(stages, self.wire), "the sum of the losses")
+        if losses is None:
+            return None
+        total = losses.sum()
+        if execution is self._training and not math.isfinite(total):
+            self._report_odd(losses)
+        return total
+
+    def _report_odd(self, losses: Tensor) -> None:
+        """Warns, once, of losses that are not finite."""
+        if not self._odd:
+            self._odd = [mb for mb, loss in enumerate(losses.tolist()) if not math.isfinite(loss)]
+            which = (
+                f"microbatch{'es' if len(self._odd) > 1 else ''} {', '.join(map(str, self._odd))}"
+            )
+            warnings.warn(
+                f"step {self.steps_done}: the loss of {which} is {float(losses[self._odd[0]])}; a "
+                "hook before_forward shows which stage gets the first such value",
+                stacklevel=5,
+            )
+
+    # --- gradients --------------------------------------------------------------------------
+
+    def grad_norm(self, norm_type: float = 2.0) -> Tensor:
+        """The norm of the gradients of the whole model, float64, the same on all ranks; collective.
+
+        Copies and tied weights count once, of sharded weights all shards, and the experts of all
+        replicas.
+        """
+        total = self.guard(lambda: self._parameters.norm(norm_type), "the norm of the gradients")
+        return torch.tensor(total, dtype=torch.float64, device=self.device)
+
+    def clip_grad_norm_(
+        self, max_norm: float, norm_type: float = 2.0, *, error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The norm of the gradients before they are scaled to `max_norm` at most; collective.
+
+        As `torch.nn.utils.clip_grad_norm_`, for the model that all ranks hold together: after
+        `step`, or in the hook `gradients_ready`.
+
+        Raises: RunError for a norm that is not finite, with `error_if_nonfinite`.
+        """
+        total = self.grad_norm(norm_type)
+        if error_if_nonfinite and not torch.isfinite(total):
+            raise RunError(
+                f"the norm of the gradients is {float(total)}, so they cannot be clipped"
+            )
+        self._parameters.clip(max_norm, total, foreach)
+        return total
 
     # --- measured and verified --------------------------------------------------------------
 
@@ -272,7 +334,10 @@ class Pipeline:
             self._timeline = gather(self.lowered, self._ran.spans, self._session, self._tag(1))
         return self._timeline
 
-    def verify(self, inputs: Any, targets: Any, *, weights: Sequence[float] | None = None) -> None:
+    def verify(
+        self, inputs: Any, targets: Any, *, weights: Sequence[float] | None = None,
+        replicated: Collection[Any] = (),
+    ) -> None:  # fmt: skip
         """Compares loss and gradients of one step with the unpipelined model; collective.
 
         The whole batch goes through the stages one after the other, with whole backwards; or its
@@ -286,14 +351,15 @@ class Pipeline:
         if training is None:
             raise RunError(f"{self.schedule.name} has no backward to verify")
         self._verify_first = False
-        batch, sliced = Batch(inputs, targets, weights), self.schedule.placement.slices > 1
+        batch = Batch(inputs, targets, weights, replicated)
+        sliced = self.schedule.placement.slices > 1
         ready = batch.ready or (self._keys is not None and not sliced)
         whole = b"1" not in self._session.exchange(b"1" if ready else b"0")
         with verify.without_dropout(self.modules) if sliced else nullcontext():
             off = verify.compare(
-                self.modules,
-                lambda: self._train(training, batch, averaged=False),
-                lambda: self._train(self._reference(whole), batch, averaged=False),
+                self._parameters.modules,
+                lambda: self._train(training, batch, trained=False),
+                lambda: self._train(self._reference(whole), batch, trained=False),
             )
         texts = [raw.decode() for raw in self._session.exchange(off.gradient.encode())]
         verify.refuse(texts, off.loss, sliced=sliced)

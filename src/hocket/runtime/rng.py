@@ -1,7 +1,7 @@
 """Random numbers that depend on what is computed, not on where or when.
 
-Dropout draws from one stream a process, so its masks change with the placement and the order. With
-keys, every layer of every microbatch draws from a stream of its own.
+Dropout draws from one stream per process, so its masks change with the placement and the order.
+With keys, every layer of every microbatch draws from a stream of its own.
 """
 
 from __future__ import annotations
@@ -15,15 +15,53 @@ import torch
 from torch import nn
 
 from hocket.ir import Placement
+from hocket.runtime.split import is_compiled
 from hocket.runtime.stage import Stage
 
 _LOCK = threading.RLock()  # the default generator is one for all threads
 _MASK = (1 << 64) - 1
 
 
-def layers(module: nn.Module) -> list[nn.Module]:
-    """The layers that get keys of their own: the children of a Sequential, else the module."""
-    return [*module.children()] if isinstance(module, nn.Sequential) and len(module) else [module]
+Layer = tuple[int, int, int]
+
+
+def n_layers(module: nn.Module) -> int:
+    """How many leaves a module has: modules without children, but no placeholders."""
+    return sum(_is_leaf(part) for part in module.modules())
+
+
+def layers(module: nn.Module, first: int) -> list[tuple[nn.Module, Layer]]:
+    """The parts of a stage that get keys of their own, and what identifies each in the model.
+
+    That is the number of its first leaf (`first` is that of the stage), how many leaves it has, and
+    how deep they lie: the same whatever stage it is in. Inside a compiled part there are none.
+    """
+    out: list[tuple[nn.Module, Layer]] = []
+    seen: set[nn.Module] = set()
+
+    def walk(part: nn.Module, first: int, hooked: bool) -> tuple[int, int]:
+        """Leaves and depth of a part."""
+        if part in seen:
+            return 0, 0
+        seen.add(part)
+        at, n, depth = len(out), int(_is_leaf(part)), 0
+        if hooked:
+            out.append((part, (0, 0, 0)))
+        inside = hooked and not is_compiled(part)
+        for child in part.children():
+            more, below = walk(child, first + n, inside)
+            n, depth = n + more, max(depth, below + 1)
+        if hooked:
+            out[at] = (part, (first, n, depth))
+        return n, depth
+
+    walk(module, first, True)
+    return out
+
+
+def _is_leaf(module: nn.Module) -> bool:
+    placeholders = (nn.Identity, nn.Sequential, nn.ModuleList, nn.ModuleDict)
+    return next(module.children(), None) is None and not isinstance(module, placeholders)
 
 
 def key(seed: int, *parts: int) -> int:
@@ -38,34 +76,33 @@ def key(seed: int, *parts: int) -> int:
 
 
 class Keys:
-    """Seeds the generators before each layer from (seed, step, layer, microbatch).
+    """Seeds the generators before each layer from (seed, step, microbatch, replica, layer).
 
-    The generators' own state is restored after each stage. Layers are numbered over the whole
-    model, so a Sequential cut elsewhere draws the same numbers.
+    The generators' own state is restored after each stage. A layer that is called several times
+    for one microbatch draws the same numbers each time, as a recomputed one must.
     """
 
-    def __init__(self, seed: int, device: torch.device) -> None:
-        self.seed, self.device = seed, device
+    def __init__(self, seed: int, device: torch.device, replica: int) -> None:
+        self.seed, self.device, self.replica = seed, device, replica
         self.step = 0
-        self._mb: int | None = None
+        self._key: int | None = None
 
     def attach(self, stages: Mapping[int, Stage], counts: Mapping[int, int]) -> None:
-        """Puts keys around the stages' forwards and backwards; `counts`: layers of every stage.
+        """Puts keys around the stages' forwards and backwards; `counts`: leaves of every stage.
 
         Of several threads one at a time gets through, since they share the generators. A module
         with `draws = False` says that it draws no random numbers, and gets none.
         """
         for s, stage in stages.items():
             if getattr(stage.module, "draws", True):
-                first = sum(counts[i] for i in range(s))
-                for number, layer in enumerate(layers(stage.module), first):
-                    layer.register_forward_pre_hook(lambda *_, number=number: self._seed(number))
+                for part, layer in layers(stage.module, sum(counts[i] for i in range(s))):
+                    part.register_forward_pre_hook(lambda *_, layer=layer: self._seed(layer))
                 stage.keys = self._around
 
-    def _seed(self, layer: int) -> None:
-        if self._mb is None:
+    def _seed(self, layer: Layer) -> None:
+        if self._key is None:
             return
-        seed = key(self.seed, self.step, layer, self._mb)
+        seed = key(self._key, *layer)
         torch.default_generator.manual_seed(seed)
         if self.device.type == "cuda":
             with torch.cuda.device(self.device):
@@ -77,11 +114,11 @@ class Keys:
             _LOCK,
             torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []),
         ):
-            self._mb = mb
+            self._key = key(self.seed, self.step, mb, self.replica)
             try:
                 yield
             finally:
-                self._mb = None
+                self._key = None
 
 
 def warn_if_in_turn(placement: Placement, rank: int, stages: Mapping[int, Stage]) -> None:

@@ -20,7 +20,7 @@ from hocket.errors import HocketError, RunError
 from hocket.ir import Schedule
 from hocket.runtime.cuda import NcclWire
 from hocket.runtime.execute import Execution
-from hocket.runtime.failure import STAY, Board, Place, Silence, Watch, failure, place
+from hocket.runtime.failure import STAY, Board, Place, Roll, Silence, Watch, failure, place
 from hocket.runtime.handshake import agree, exchange, host
 from hocket.runtime.program import Role
 from hocket.runtime.transport import Wire, break_connections
@@ -45,6 +45,7 @@ class Session:
         self.hosts: list[str] = []
         self.running: Execution | None = None
         self._board: Board = Silence()
+        self._roll = Roll(None, self.names, self.names[self.rank])
         self._phase = self._broken = ""
         wires = [replicas, None if self.wire is None else self.wire.group]
         self._break = partial(_break, [one for one in wires if one is not None])
@@ -76,30 +77,56 @@ class Session:
             "problem": "" if error is None else str(error), "same": same, "host": host(),
             "token": secrets.token_hex(8), **own,
         }  # fmt: skip
-        every = [json.loads(raw) for raw in self.exchange(json.dumps(words).encode())]
+        alone = self.wire is None and self.replicas is None
+        if store is None and not alone and torch.distributed.is_initialized():
+            store = torch.distributed.distributed_c10d._get_default_store()
+        if store is not None:
+            self._roll = Roll(store, self.names, self.names[self.rank])
+        every = [
+            json.loads(raw) for raw in self._together(json.dumps(words).encode(), self.exchange)
+        ]
         try:
             agree(every)
         except RunError:
             if error is not None and all(s["problem"] == words["problem"] for s in every):
                 raise error from None
             raise
-        self.hosts = [s["host"] for s in every]
-        self._watch_for_failures(store, every[0]["token"])
+        self.hosts, token = [s["host"] for s in every], every[0]["token"]
+        if self.replicas is not None:  # all of them look at one board
+            token = self._together(token.encode(), self.exchange_with_replicas)[0].decode()
+        self._watch_for_failures(store, token)
         return prepared[0], every
+
+    def _together(self, words: bytes, exchange: Callable[[bytes], list[bytes]]) -> list[bytes]:
+        """What all gave while the pipeline is built.
+
+        Raises: RunError that names the ranks that did not come.
+        """
+        try:
+            return exchange(words)
+        except RuntimeError as error:
+            text, rank = self._roll.missing(str(error), self.timeout)
+            raise RunError(text, rank=rank) from None
 
     def exchange(self, data: bytes) -> list[bytes]:
         """What every rank of the pipeline gave, by rank; collective."""
         return exchange(self.wire, self.size, data)
+
+    def exchange_with_replicas(self, data: bytes) -> list[bytes]:
+        """What every replica of this rank gave, by replica; collective."""
+        if _is_nccl(self.replicas):
+            every: list[Any] = [None] * self.replicas.size()
+            torch.distributed.all_gather_object(every, data, group=self.replicas)
+            return every
+        wire = Wire(self.replicas, self.timeout, torch.device("cpu"))
+        return exchange(wire, self.replicas.size(), data)
 
     def wait(self, work: Any) -> None:
         """Waits for a transfer of any group, `timeout` seconds at most."""
         work.wait(timedelta(seconds=self.timeout))
 
     def _watch_for_failures(self, store: Any, token: str) -> None:
-        alone = self.wire is None and self.replicas is None
-        if store is None and not alone and torch.distributed.is_initialized():
-            store = torch.distributed.distributed_c10d._get_default_store()
-        token, own = _of_first_replica(token, self.replicas, self.timeout), self.names[self.rank]
+        own = self.names[self.rank]
         if store is not None:
             self._board = Board(store, f"hocket/{token}", _others(self.replicas, own, self.size))
         period = min(self.timeout / 6, 5.0)
@@ -125,6 +152,7 @@ class Session:
             at, communicating = self._at(error)
             failed = failure(error, self.names[self.rank], at, communicating, self._board)
             self._broken = str(failed)
+            self._roll.end(self._broken)
             self._break()
             if self.running is not None:
                 self.running.end()
@@ -197,17 +225,6 @@ def _others(replicas: Any, own: int, size: int) -> list[int]:
     else:
         every = [own + (i - replicas.rank()) * size for i in range(replicas.size())]
     return [r for r in every if r != own]
-
-
-def _of_first_replica(token: str, replicas: Any, timeout: float) -> str:
-    """The token of the first replica, so that all of them look at one board; collective.
-
-    Over NCCL each replica keeps its own.
-    """
-    if replicas is None or _is_nccl(replicas):
-        return token
-    wire = Wire(replicas, timeout, torch.device("cpu"))
-    return exchange(wire, replicas.size(), token.encode())[0].decode()
 
 
 def _is_nccl(group: Any) -> bool:

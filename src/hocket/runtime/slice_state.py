@@ -16,7 +16,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hocket.errors import RunError
 from hocket.ir import Schedule
-from hocket.runtime.values import call, flatten, rebuild
+from hocket.runtime.values import flatten, rebuild
 
 
 def carries(module: nn.Module) -> bool | None:
@@ -46,10 +46,9 @@ class Carry:
         value = self.values[mb]
         return None if value is None else value[0]
 
-    def forward(self, module: nn.Module, value: Any, mb: int) -> Any:
-        """The output of a slice; what it carries waits for the next slice."""
-        carried, self.values[mb] = self.carried(mb), None
-        made = call(module, value, carried=carried)
+    def keep(self, made: Any, mb: int) -> Any:
+        """The output of a slice, of what its forward made; what it carries waits for the next."""
+        self.values[mb] = None
         if not isinstance(made, tuple) or len(made) != 2:
             raise RunError(
                 f"stage {self.stage} has carries = True, so its forward must return the pair "

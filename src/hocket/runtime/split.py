@@ -604,12 +604,14 @@ def _autocast_off(*devices: str) -> contextlib.AbstractContextManager[Any]:
 
 def _under_compile(module: nn.Module) -> set[nn.Module]:
     """Return the modules that run inside `torch.compile`, under whichever name they are met."""
-    roots = (
-        m
-        for m in module.modules()
-        if m._compiled_call_impl is not None or type(m).__module__.startswith("torch._dynamo")
-    )
+    roots = (m for m in module.modules() if is_compiled(m))
     return {part for root in roots for part in root.modules()}
+
+
+def is_compiled(module: nn.Module) -> bool:
+    """Whether `torch.compile` compiles this very module."""
+    wrapped = type(module).__module__.startswith("torch._dynamo")
+    return wrapped or module._compiled_call_impl is not None
 
 
 def _why_module_whole(module: nn.Module, compiled: set[nn.Module]) -> str | None:

@@ -6,6 +6,7 @@ nor messages.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
@@ -16,7 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hocket.errors import RunError
 from hocket.runtime.slice_state import Carry, carries
-from hocket.runtime.values import arguments, call, flatten, rebuild
+from hocket.runtime.values import arguments, call, flatten, map_tensors, rebuild, tensors_of
 
 Loss = Callable[[Any, Any], Tensor]
 Observer = Callable[[int, int, tuple[Any, ...], dict[str, Any]], Any]
@@ -44,6 +45,9 @@ class Stage:
         self.carry = Carry(index, m, slices) if carries(module) else None
         self.keys: Callable[[int], AbstractContextManager] | None = None
         self.observers: tuple[Observer, ...] = ()
+        self.fresh = True  # not every kind of input was seen in a forward with gradients yet
+        self.writes = False  # the module writes into its input
+        self.reported = False  # an output that needs no gradient
         self.inputs: list[Any] = [None] * m
         self.leaves: list[Sequence[Tensor] | None] = [None] * m
         self.roots: list[Sequence[GradientEdge] | None] = [None] * m
@@ -68,16 +72,33 @@ class Stage:
         else:
             _, tensors = flatten(out, f"the output of stage {self.index}")
             self.roots[mb] = [get_gradient_edge(t) for t in tensors if t.requires_grad]
+        if not self.roots[mb] and not self.reported:
+            self._report_if_cut_off(mb)
         self.results[mb] = (out,)
 
     def forward_loss(self, mb: int) -> None:
-        """F of a path's last stage: leaves the loss in `losses`."""
-        loss = self._loss_of(self._run(mb), mb)
-        if loss.requires_grad:
-            self.roots[mb] = (get_gradient_edge(loss),)
-            self.gradients[mb] = (self._weight(loss, mb),)
-        else:
-            self.roots[mb], self.gradients[mb] = (), ()
+        """F of a path's last stage: leaves the loss in `losses`.
+
+        Of a microbatch of weight 0 there is no loss, which may not be a number; the backward runs
+        all the same, with zeros.
+
+        Raises: RunError for a loss that is not one number, or has no gradient.
+        """
+        out = self._run(mb)
+        if not self.weights[mb]:
+            ends = [t for t in tensors_of(out) if t.requires_grad]
+            self.roots[mb] = [get_gradient_edge(t) for t in ends]
+            self.gradients[mb] = [torch.zeros_like(t) for t in ends]
+            self.losses[mb], self.targets[mb] = _zero(out), None
+            return
+        loss = self._loss_of(out, mb)
+        if not loss.requires_grad:
+            raise RunError(
+                f"the loss of microbatch {mb} has no gradient; is the output detached, computed "
+                "under no_grad, or every parameter frozen?"
+            )
+        self.roots[mb] = (get_gradient_edge(loss),)
+        self.gradients[mb] = (self._weight(loss, mb),)
         self.losses[mb] = loss.detach()
 
     def evaluate(self, mb: int) -> None:
@@ -90,7 +111,8 @@ class Stage:
         if self.outputs is not None:
             self.outputs[mb] = out
         if self.targets[mb] is not None:
-            self.losses[mb] = self._loss_of(out, mb)
+            self.losses[mb] = self._loss_of(out, mb) if self.weights[mb] else _zero(out)
+            self.targets[mb] = None
 
     def _run(self, mb: int) -> Any:
         """The output; the gradient mode is the caller's."""
@@ -108,9 +130,49 @@ class Stage:
             more = {} if self.carry is None else {"carried": self.carry.carried(mb)}
             for observe in self.observers:
                 observe(self.index, mb, *arguments(value, **more))
+        if self.fresh and torch.is_grad_enabled():
+            return self._first_call(value, mb)
+        return self._forward(value, mb)
+
+    def _forward(self, value: Any, mb: int) -> Any:
+        if self.writes:
+            value = map_tensors(value, _copied)
         if self.carry is None:
             return call(self.module, value)
-        return self.carry.forward(self.module, value, mb)
+        carried = self.carry.carried(mb)
+        carried = map_tensors(carried, _copied) if self.writes else carried
+        return self.carry.keep(call(self.module, value, carried=carried), mb)
+
+    def _first_call(self, value: Any, mb: int) -> Any:
+        """The first forward of the stage, which shows whether the module writes into its input.
+
+        One that does is called again, with a copy of it, from now on in every forward.
+        """
+        self.fresh = self.carry is not None and self.carry.carried(mb) is None
+        _warn_of_dtypes(self.index, self.module, value)
+        buffers = [(b, b.detach().clone()) for b in self.module.buffers()]
+        numbers = torch.get_rng_state()
+        try:
+            return self._forward(value, mb)
+        except RuntimeError as error:
+            if "leaf Variable that requires grad" not in str(error):
+                raise
+        for b, before in buffers:
+            b.detach().copy_(before)
+        torch.set_rng_state(numbers)
+        self.writes = True
+        return self._forward(value, mb)
+
+    def _report_if_cut_off(self, mb: int) -> None:
+        self.reported = True
+        trained = any(p.requires_grad for p in self.module.parameters())
+        if self.leaves[mb] or trained:
+            warnings.warn(
+                f"the output of stage {self.index} needs no gradient, so its parameters and the "
+                "stages before it get none; is it detached, or checkpointed as a whole by a "
+                "reentrant checkpoint (give use_reentrant=False)?",
+                stacklevel=2,
+            )
 
     def _loss_of(self, out: Any, mb: int) -> Tensor:
         target, self.targets[mb] = self.targets[mb], None
@@ -188,7 +250,7 @@ class Stage:
             return
         structure, tensors = flatten(out)
         leaves = [t.detach().requires_grad_(t.requires_grad) for t in tensors]
-        to.leaves[mb] = [t for t in leaves if t.requires_grad]
+        to.leaves[mb] = [t for t in leaves if t.requires_grad] or None
         to.inputs[mb] = (rebuild(structure, leaves),)
 
     def hand_back(self, mb: int, to: Stage) -> None:
@@ -214,6 +276,30 @@ class Stage:
 
 _NOTHING = nullcontext()
 _ENGINE = getattr(torch.autograd.Variable, "_execution_engine", None)
+
+
+def _copied(t: Tensor) -> Tensor:
+    return t.clone() if t.requires_grad else t
+
+
+def _zero(out: Any) -> Tensor:
+    """A loss of 0, where the output is."""
+    device = next((t.device for t in tensors_of(out)), torch.device("cpu"))
+    return torch.zeros((), dtype=torch.float64, device=device)
+
+
+def _warn_of_dtypes(stage: int, module: nn.Module, value: Any) -> None:
+    """Warns where no input of a stage has the type of any of its parameters."""
+    own = {p.dtype for p in module.parameters() if p.is_floating_point()}
+    got = [t for t in tensors_of(value) if t.is_floating_point()]
+    cast = any(torch.is_autocast_enabled(t.device.type) for t in got)
+    if own and got and not cast and not own & {t.dtype for t in got}:
+        names = ", ".join(sorted(str(dtype) for dtype in own))
+        warnings.warn(
+            f"stage {stage} has parameters of {names}, but gets an input of {got[0].dtype}; cast "
+            "the output of the stage before if that is not meant",
+            stacklevel=2,
+        )
 
 
 def _backward(roots: tuple[GradientEdge, ...], gradients: tuple[Tensor | None, ...]) -> None:

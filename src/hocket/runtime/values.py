@@ -75,6 +75,11 @@ class Layout:
         ]
 
 
+def _is_plain(t: Tensor) -> bool:
+    """Whether a tensor is dense memory of this rank: neither sparse, nor a DTensor or the like."""
+    return t.layout is torch.strided and type(t).__torch_dispatch__ is Tensor.__torch_dispatch__
+
+
 def _strides(shape: torch.Size) -> tuple[int, ...]:
     strides, step = [], 1
     for size in reversed(shape):
@@ -93,7 +98,20 @@ class Spec:
 
     @classmethod
     def of(cls, structure: Structure, tensors: Sequence[Tensor]) -> Spec:
-        """The spec of a value that `flatten` took apart."""
+        """The spec of a value that `flatten` took apart.
+
+        Raises: RunError for a tensor that is not dense memory of this rank.
+        """
+        for t in tensors:
+            if not _is_plain(t):
+                sparse = t.layout is not torch.strided
+                kind, way = (
+                    ("sparse tensor", "to_dense") if sparse else (type(t).__name__, "to_local")
+                )
+                raise RunError(
+                    f"the output is a {kind}; stages hand over dense tensors of their own rank: "
+                    f"return x.{way}()"
+                )
         return cls(structure, [TensorSpec(t.shape, t.dtype, t.requires_grad) for t in tensors])
 
     def fits(self, structure: Structure, tensors: Sequence[Tensor]) -> bool:
@@ -105,9 +123,13 @@ class Spec:
                 t.shape == one.shape
                 and t.dtype is one.dtype
                 and t.requires_grad is one.requires_grad
+                and _is_plain(t)
             )
-        return structure == self.structure and self.tensors == tuple(
-            TensorSpec(t.shape, t.dtype, t.requires_grad) for t in tensors
+        return (
+            structure == self.structure
+            and self.tensors
+            == tuple(TensorSpec(t.shape, t.dtype, t.requires_grad) for t in tensors)
+            and all(map(_is_plain, tensors))
         )
 
     @cached_property

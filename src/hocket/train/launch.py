@@ -288,13 +288,17 @@ def join_group(rank: int, nproc: int, meeting: str, timeout: float, device: str)
         os.environ.setdefault(
             "GLOO_SOCKET_IFNAME", "lo"
         )  # all on this machine: no names to look up
-    distributed.init_process_group(
-        "nccl" if device == "cuda" else "gloo",
-        init_method=meeting,
-        rank=rank,
-        world_size=nproc,
-        timeout=timedelta(seconds=timeout),
-    )
+    try:
+        distributed.init_process_group(
+            "nccl" if device == "cuda" else "gloo", init_method=meeting, rank=rank,
+            world_size=nproc, timeout=timedelta(seconds=timeout),
+        )  # fmt: skip
+    except (RuntimeError, ValueError) as error:
+        if not meeting.startswith("env:"):
+            raise
+        where = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
+        reason = str(error).partition("\n")[0]
+        raise RunError(f"rank {rank} cannot meet the others at {where}: {reason}") from None
 
 
 def cores() -> int:
