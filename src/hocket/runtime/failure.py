@@ -137,7 +137,9 @@ class Roll:
     def __init__(self, store: Any, names: Sequence[int], own: int) -> None:
         self.store, self.names, self.own = store, names, own
         self._key = f"hocket/roll/{zlib.crc32(repr([*names]).encode()):x}"
+        self._start = time.monotonic()
         self._count = self._ask(lambda: store.add(f"{self._key}/{own}", 1))
+        self._before = self._ended()
 
     def _ask(self, call: Callable[[], Any]) -> Any:
         """What the store says; None where there is no store, or it does not answer any more."""
@@ -145,6 +147,10 @@ class Roll:
             return None if self.store is None else call()
         except RuntimeError:
             return None
+
+    def _ended(self) -> bytes | None:
+        key = f"{self._key}/ended"
+        return self._ask(lambda: self.store.get(key) if self.store.check([key]) else None)
 
     def end(self, text: str) -> None:
         """Writes down why a pipeline on these ranks has ended, and their group with it."""
@@ -158,7 +164,12 @@ class Roll:
 
     def missing(self, error: str, timeout: float) -> tuple[str, int | None]:
         """What to say when the ranks could not speak, and which rank is to blame."""
-        late = _is_timeout(error)
+        late = time.monotonic() - self._start >= timeout
+        if self._before is not None and not late:
+            return (
+                "the process group has ended with an earlier pipeline on it; make a new one with "
+                f"torch.distributed.new_group. That pipeline ended so: {self._before.decode()}"
+            ), None
         until = time.monotonic() + (0.0 if late else LONG_GRACE)
         while (absent := self._absent()) and time.monotonic() < until:
             time.sleep(0.05)  # others may be on their way
@@ -168,14 +179,9 @@ class Roll:
             text = f"{who} {how}, when the pipeline was built"
             self.end(text)
             return f"{text}\n  rank {self.own} was waiting for it", absent[0]
-        ended = f"{self._key}/ended"
-        before = self._ask(lambda: self.store.get(ended) if self.store.check([ended]) else None)
-        if before is not None:
-            return (
-                "the process group has ended with an earlier pipeline on it; make a new one with "
-                f"torch.distributed.new_group. That pipeline ended so: {before.decode()}"
-            ), None
-        return f"the ranks could not speak while the pipeline was built: {error}", None
+        now = self._ended()
+        reason = error if now is None else now.decode()
+        return f"the ranks could not speak while the pipeline was built: {reason}", None
 
 
 class Watch:
@@ -281,11 +287,8 @@ def _cut_off(error: BaseException) -> bool:
 
 
 def _timed_out(error: BaseException) -> bool:
-    return _is_timeout(str(error))
-
-
-def _is_timeout(text: str) -> bool:
-    return "timed out" in text.lower() or "timeout" in text.lower()
+    text = str(error).lower()
+    return "timed out" in text or "timeout" in text
 
 
 def _hang(rank: int, at: Place, board: Board) -> dict[str, Any]:
