@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import hocket.schedules
-from hocket.cli import _parser, main
+from hocket.cli import main, parser
 from hocket.schedules import entries
 
 ROOT = Path(__file__).parent.parent
@@ -92,7 +92,7 @@ def _named_commands(page):
 
 @pytest.mark.parametrize("page", ALL_PAGES, ids=lambda page: os.path.relpath(page, ROOT))
 def test_commands_that_are_not_run_exist_with_their_options(page):
-    choices = next(a.choices for a in _parser()._actions if isinstance(a.choices, dict))
+    choices = next(a.choices for a in parser()._actions if isinstance(a.choices, dict))
     for verb, options in _named_commands(page):
         known = choices[verb]._option_string_actions if verb in choices else {"--help", "--version"}
         assert verb in choices or verb in known, f"there is no command hocket {verb}"

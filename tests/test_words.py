@@ -6,7 +6,7 @@ from pathlib import Path
 
 import hocket
 from common import tree
-from hocket.cli import _parser
+from hocket.cli import parser
 
 ROOT = Path(__file__).parent.parent
 SRC = Path(hocket.__file__).parent
@@ -61,7 +61,7 @@ def _texts():
     for path in sorted([*SRC.rglob("*.js"), *SRC.rglob("*.html")]):
         lines = path.read_text(encoding="utf-8").splitlines()
         yield str(path.relative_to(SRC.parents[1])), list(enumerate(lines, 1))
-    yield "hocket --help", [(0, text) for text in _helps(_parser())]
+    yield "hocket --help", [(0, text) for text in _helps(parser())]
 
 
 def _helps(parser):

@@ -1,6 +1,5 @@
 """`hocket view`: the page served on this machine, its form, Perfetto, Ctrl-C; and its options."""
 
-import argparse
 import contextlib
 import functools
 import http.client
@@ -17,8 +16,7 @@ from pathlib import Path
 import pytest
 
 from hocket import Costs, build, dumps, simulate
-from hocket.cli.view import view_command
-from hocket.cli.view_options import add_view_arguments
+from hocket.cli import main
 from hocket.errors import UsageError
 from hocket.page.api import Given
 from hocket.page.document import page
@@ -28,13 +26,7 @@ ERROR = "document.getElementById('error').textContent"
 HEADS = "[...document.querySelectorAll('#heads p')].map(line => line.textContent)"
 
 
-def arguments(words, schedule):
-    parser = argparse.ArgumentParser()
-    add_view_arguments(parser)
-    parser.add_argument("--costs")
-    args = parser.parse_args(words)
-    args.schedule = schedule
-    return args
+VIEW = ["view", "1f1b", "-p", "4", "-m", "8"]
 
 
 @pytest.fixture
@@ -279,15 +271,13 @@ def test_a_taken_port_is_told(serve):
 
 def test_output_writes_one_file_and_says_so(tmp_path, capsys):
     file = tmp_path / "page.html"
-    args = arguments(["--output", str(file), "--beside", "zb-h1"], build("1f1b", p=4, m=8))
-    assert view_command(args) == 0
+    assert main([*VIEW, "--output", str(file), "--beside", "zb-h1"]) == 0
     text = file.read_text()
     size = round(len(text.encode()) / 1000)
     assert capsys.readouterr().out == f"page: {file} ({size} kB; open it in a browser)\n"
     assert "<title>1f1b and zb-h1</title>" in text
-    bad = arguments(["--output", str(tmp_path / "no" / "page.html")], build("1f1b", p=4, m=8))
-    with pytest.raises(UsageError, match=r"page\.html: cannot be written: No such file"):
-        view_command(bad)
+    assert main([*VIEW, "--output", str(tmp_path / "no" / "page.html")]) == 2
+    assert "page.html: cannot be written: No such file" in capsys.readouterr().err
 
 
 def test_beside_takes_a_file_or_a_name_with_options(tmp_path, capsys):
@@ -295,39 +285,20 @@ def test_beside_takes_a_file_or_a_name_with_options(tmp_path, capsys):
     own.write_text(dumps(build("gpipe", p=4, m=8).renamed("own")))
     for word, label in ((str(own), "own"), ("interleaved:v=2", "interleaved")):
         file = tmp_path / "page.html"
-        args = arguments(["--output", str(file), "--beside", word], build("1f1b", p=4, m=8))
-        view_command(args)
+        assert main([*VIEW, "--output", str(file), "--beside", word]) == 0
         assert f"<title>1f1b and {label}</title>" in file.read_text()
-    args = arguments(["--beside", "no.sched"], build("1f1b", p=4, m=8))
-    with pytest.raises(UsageError, match=r"no\.sched: cannot be read"):
-        view_command(args)
+    assert main([*VIEW, "--beside", "no.sched"]) == 2
+    assert "no.sched: cannot be read" in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_it_cleanly():
-    code = (
-        "import argparse; from hocket import build\n"
-        "from hocket.cli.view import view_command\n"
-        "from hocket.cli.view_options import add_view_arguments\n"
-        "parser = argparse.ArgumentParser(); add_view_arguments(parser)\n"
-        "args = parser.parse_args(['--no-open']); args.costs = None\n"
-        "args.schedule = build('1f1b', p=2, m=2)\n"
-        "raise SystemExit(view_command(args))"
-    )
+    words = ["view", "1f1b", "-p", "2", "-m", "2", "--no-open"]
     process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
+        [sys.executable, "-m", "hocket", *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
     line = process.stdout.readline()
     assert line.startswith("http://127.0.0.1:") and line.endswith(" (Ctrl-C ends it)\n")
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=300)
     assert (process.returncode, out, err.strip()) == (0, "", "")
-
-
-def test_the_options_need_no_numpy():
-    code = (
-        "import argparse, sys\nfrom hocket.cli.view_options import add_view_arguments\n"
-        "from hocket.cli import view as command\nadd_view_arguments(argparse.ArgumentParser())\n"
-        "print('numpy' in sys.modules)"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"

@@ -10,12 +10,14 @@ import pytest
 
 import hocket
 from hocket.cli import main
+from hocket.cli.run import sharing_text
 from hocket.costs import Costs
 from hocket.demo import sleep
 from hocket.errors import CostError, UsageError
-from hocket.train import command
+from hocket.train import work
 from hocket.train.ab_compare import Arm, beside, beside_text, turns
 from hocket.train.report import one_by_one
+from hocket.train.settings import SLEEP
 
 pytestmark = pytest.mark.runtime
 
@@ -165,7 +167,7 @@ def test_costs_of_the_first_order_s_stages_predict_the_others_where_cuts_nest(
     (tmp_path / "naps.toml").write_text(NAPS)
     (tmp_path / "costs.toml").write_text('unit = "ms"\nF = [2, 2, 4, 4]\nI = 2\nW = 1\n')
     words = ["interleaved", "-v", "2", "-p", "2", "-m", "4", "--steps", "2"]
-    words += ["--model", command.SLEEP, "-O", "costs=naps.toml", "--costs", "costs.toml"]
+    words += ["--model", SLEEP, "-O", "costs=naps.toml", "--costs", "costs.toml"]
     others = ["--beside", "1f1b", "--beside", "interleaved:v=3", "--beside", "interleaved"]
     rows = ran(capsys, *words, *others)["beside"]["orders"]
     whole = Costs(F=(4, 8), I=4, W=2, unit="ms")
@@ -198,7 +200,7 @@ def test_a_line_a_step_has_the_seconds_of_each_order_and_the_table_follows(capsy
                                "2, but 1f1b has 1; it must be the same"),
         (["moe-pair"], "--beside moe-pair: one of 1f1b and moe-pair cuts stages into phases and "
                        "the other does not, so no model fits both"),
-        (["interleaved:v=2", "--model", command.SLEEP],
+        (["interleaved:v=2", "--model", SLEEP],
          "--beside interleaved:v=2: it has 4 stages, but 1f1b has 2, and each sleeps as long; "
          "give -O costs=FILE, which is divided among the stages"),
     ],
@@ -243,7 +245,7 @@ def test_a_file_without_lists_or_unit_does_not_tell_how_long_to_sleep(text, tmp_
         ({}, {}, 2),
         ({"nproc": 2}, {}, None),
         ({"device": "cuda"}, {}, None),
-        ({"model": command.SLEEP}, {}, None),
+        ({"model": SLEEP}, {}, None),
         ({}, {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "4"}, 2),
         ({}, {"WORLD_SIZE": "4", "LOCAL_WORLD_SIZE": "2"}, None),
         ({}, {"WORLD_SIZE": "4"}, None),
@@ -252,16 +254,16 @@ def test_a_file_without_lists_or_unit_does_not_tell_how_long_to_sleep(text, tmp_
 def test_ranks_share_the_cores_where_all_of_them_compute_on_one_machine(
     given, environment, shared, monkeypatch
 ):
-    monkeypatch.setattr(command, "cores", lambda: 2)
+    monkeypatch.setattr(work, "cores", lambda: 2)
     for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     settings = Namespace(nproc=4, device="cpu", model="m:build", replicas=1)
     vars(settings).update(given)
-    assert command.shared_cores(settings) == shared
+    assert work.shared_cores(settings) == shared
     settings.replicas = 2
-    assert command.counted_cores(settings) is None
+    assert work.counted_cores(settings) is None
 
 
 @pytest.mark.parametrize(
@@ -274,6 +276,6 @@ def test_ranks_share_the_cores_where_all_of_them_compute_on_one_machine(
 )
 def test_it_is_told_whether_the_prediction_counts_on_shared_cores(counted, told):
     result = {"p": 4, "replicas": 1, "shared_cores": 2, "predicted_cores": counted}
-    assert command._sharing_text(result | {"costs": "c.toml"}) == (
-        f"4 ranks share 2 cores here{told} For the schedule alone: --model {command.SLEEP}"
+    assert sharing_text(result | {"costs": "c.toml"}) == (
+        f"4 ranks share 2 cores here{told} For the schedule alone: --model {SLEEP}"
     )

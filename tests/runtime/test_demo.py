@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 import itertools
 
 import pytest
 
-import hocket
+from hocket.cli import parser
+from hocket.cli.run import VERB, settings_of
 from hocket.errors import UsageError
 from hocket.train.launch import launch
-from hocket.train.options import add_run_arguments, settings_from
 
 pytestmark = pytest.mark.runtime
 
 
 def settings(name, p, m, *words):
-    parser = argparse.ArgumentParser()
-    add_run_arguments(parser)
-    args = parser.parse_args(words)
-    args.schedule = hocket.build(name, p=p, m=m)
-    return settings_from(args)
+    sizes = ["-p", str(p), "-m", str(m)]
+    return settings_of(VERB.read(parser().read(["run", name, *sizes, *words])))
 
 
 # --- what ranks do ---------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from hocket.runtime.failure import Board, Place, failure
 from hocket.runtime.queues import side_by_side
 from hocket.schedules import build
 from hocket.text import loads
-from hocket.train import options
+from hocket.train import settings
 
 pytestmark = pytest.mark.runtime
 
@@ -118,7 +118,7 @@ def test_a_stage_on_two_queues_of_its_rank_runs_in_one_thread():
 
 
 def test_the_command_line_offers_every_way_to_dispatch():
-    assert tuple(dispatch.DISPATCH) == options.DISPATCH
+    assert tuple(dispatch.DISPATCH) == settings.DISPATCH
 
 
 def test_ranks_that_dispatch_differently_are_told_before_the_first_step():

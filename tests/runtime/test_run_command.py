@@ -16,8 +16,8 @@ import pytest
 
 import hocket
 from hocket.cli import main
-from hocket.train.command import costs_of_file
-from hocket.train.options import DEMO, SLEEP
+from hocket.train.settings import DEMO, SLEEP
+from hocket.train.work import costs_of_file
 
 pytestmark = pytest.mark.runtime
 
@@ -156,7 +156,7 @@ def test_messages_of_stages_that_sleep_are_small_whatever_the_costs_say_of_a_mod
          "--model hocket.demo.gpt:made: hocket.demo.gpt has no function 'made'"),
         (["-O", "hats=3"], "hocket.demo.gpt:build has no option 'hats'; its options: data, "
                            "dropout, dtype, heads, layers, parts, seed, seq, width"),
-        (["-O", "hats"], "-O hats: give KEY=VALUE"),
+        (["-O", "hats"], "-O: expected key=value, found 'hats'"),
         (["-O", "dtype=float3"], "dtype 'float3' is not one of torch's, such as float64"),
         (["--width", "9"], "--width 9 must be a multiple of the 4 heads"),
         (["--costs", "/nowhere.toml"], "/nowhere.toml: cannot be read: No such file or directory"),

@@ -1,119 +1,127 @@
-"""The commands `hocket view` and `hocket explain`: from parsed words to a page, or to text."""
+"""`hocket view`: the interactive page of a schedule or of traces, served or as one file."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import sys
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hocket.cli.output import put
+from hocket.cli.arguments import Verb, option, part
+from hocket.cli.explain import memory_option
+from hocket.cli.output import put, put_json, warn
+from hocket.cli.selection import Selection, beside, costs_option
 from hocket.errors import UsageError
 
 if TYPE_CHECKING:
-    from hocket.costs import Costs
-    from hocket.ir import Schedule
     from hocket.page.api import Given
 
+_FOREIGN = (".json", ".gz", ".pftrace", ".csv")
 
-def view_command(args: argparse.Namespace) -> int:
-    """Writes the page (--output), or serves it until Ctrl-C; returns the exit status.
 
-    `args.schedule` is built, `args.costs` a path or None; `args.found`, where it is there, is what
-    traces say (`interop.loading.Loaded`): its timeline is shown above what its costs predict.
-    """
-    given = _given(args)
-    if args.output is None:
-        return _serve(given, args)
-    text = _page(given)
-    put(text, args.output)
-    if getattr(args, "json", False):
-        print(json.dumps({"page": args.output, "bytes": len(text.encode())}))
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Those of `hocket view`."""
+
+    selection: Selection = part(Selection)
+    costs: str | None = costs_option()
+    traces: tuple[str, ...] = option(
+        "TRACE...", "more traces of the same run, one per rank; SCHEDULE is then the first of "
+        "them: .pftrace, .json or .gz, of hocket or torch.profiler (or a .csv of torch)",
+    )  # fmt: skip
+    step: int | None = option("--step N", "which step of the traces (default: the median)")
+    memory: float | None = memory_option("drawn under the tiles")
+    beside: str | None = option(
+        "--beside SCHEDULE",
+        "a second schedule below the first: a name (same p and m), or a .sched file",
+    )
+    output: str | None = option("--output FILE", "write one self-contained file, serve nothing")
+    port: int = option("--port N", "port on 127.0.0.1 (default: a free one)", default=0)
+    no_open: bool = option("--no-open", "print the address, but start no browser")
+    json: bool = False
+
+
+def run(options: Options) -> int:
+    """Writes the page (--output), or serves it until Ctrl-C."""
+    selection, path = options.selection.apart(options.output)
+    given = _given(replace(options, selection=selection))
+    if path is None:
+        return _serve(given, options)
+    from hocket.page.api import shown
+    from hocket.page.document import page
+
+    text = page(shown(given), limit=given.limit, notes=given.notes)
+    put(text, path)
+    n_bytes = len(text.encode())
+    if options.json:
+        put_json({"page": path, "bytes": n_bytes})
     else:
-        print(f"page: {args.output} ({len(text.encode()) / 1000:.0f} kB; open it in a browser)")
+        print(f"page: {path} ({n_bytes / 1000:.0f} kB; open it in a browser)")
     return 0
 
 
-def _given(args: argparse.Namespace) -> Given:
+def _given(options: Options) -> Given:
+    """What the page shows: a trace above what its costs predict, or one or two schedules."""
     from hocket.page.api import Given
 
-    found = getattr(args, "found", None)
-    if found is None:
-        beside = None if args.beside is None else _other(args.beside, args.schedule)
-        return Given(schedule=args.schedule, costs=args.costs, limit=args.memory, beside=beside)
-    if args.beside is not None:
+    selection, costs, memory = options.selection, options.costs, options.memory
+    if Path(selection.schedule).suffix.lower() in _FOREIGN:
+        return _of_traces(options)
+    if options.step is not None:
+        raise UsageError("--step is for traces of torch.profiler")
+    if options.traces:
+        raise UsageError(
+            f"view shows one schedule, and {options.traces[0]} with --beside; only traces of one "
+            "run can be several"
+        )
+    schedule = selection.build()
+    word, v = options.beside, selection.sizes.v
+    second = None if word is None else beside(word, schedule, v)
+    return Given(schedule=schedule, costs=costs, limit=memory, beside=second)
+
+
+def _of_traces(options: Options) -> Given:
+    from hocket.interop.traces.load import load_foreign
+    from hocket.page.api import Given
+
+    first = options.selection.schedule
+    if not options.selection.is_bare:
+        raise UsageError(f"{first} is a file: -p, -m, -v and -o are for named schedules")
+    loaded = load_foreign([first, *options.traces], step=options.step)
+    if options.step is not None and not loaded.spread:
+        raise UsageError(f"{first} holds one step; --step is for traces of torch.profiler")
+    if options.beside is not None:
         raise UsageError(
             "a trace is shown above what its own costs predict; leave out --beside (the served "
             "page's form has other schedules)"
         )
-    return Given.of_trace(found, args.costs, args.memory)
+    return Given.of_trace(loaded, options.costs, options.memory)
 
 
-def _page(given: Given) -> str:
-    from hocket.page.api import shown
-    from hocket.page.document import page
-
-    return page(shown(given), limit=given.limit, notes=given.notes)
-
-
-def _serve(given: Given, args: argparse.Namespace) -> int:
+def _serve(given: Given, options: Options) -> int:
     from hocket.page.serve import Server
 
-    with Server(given, args.port) as server:
+    with Server(given, options.port) as server:
         try:
-            _announce(server.url, args)
+            _announce(server.url, options)
             server.serve_forever(poll_interval=0.2)
         except KeyboardInterrupt:
             print(file=sys.stderr)  # the next prompt below the terminal's ^C
     return 0
 
 
-def _announce(url: str, args: argparse.Namespace) -> None:
-    if getattr(args, "json", False):
-        print(json.dumps({"url": url}), flush=True)
+def _announce(url: str, options: Options) -> None:
+    if options.json:
+        put_json({"url": url})
     else:
-        print(f"{url} (Ctrl-C ends it)", flush=True)
-    if not args.no_open:
-        _open(url)
-
-
-def _open(url: str) -> None:
+        print(f"{url} (Ctrl-C ends it)")
+    sys.stdout.flush()
+    if options.no_open:
+        return
     import webbrowser
 
     if not webbrowser.open(url):
-        print("hocket: no browser found here; open the address yourself", file=sys.stderr)
+        warn("no browser found here; open the address yourself")
 
 
-def _other(word: str, beside: Schedule) -> Schedule:
-    """The schedule of --beside: a file, or a name with options (`interleaved:v=2`)."""
-    from hocket.schedules import build
-    from hocket.text import load
-
-    if word.endswith(".sched") or "/" in word or Path(word).is_file():
-        return load(word)
-    from hocket.page.api import options_of
-
-    name, _, rest = word.partition(":")
-    size = {"p": beside.p, "m": beside.m // beside.placement.slices}
-    return build(name, **{**size, **options_of(rest)})
-
-
-def _costs(path: str | None) -> Costs:
-    from hocket.costs import Costs, load_costs
-
-    return Costs() if path is None else load_costs(path)
-
-
-def explain_command(args: argparse.Namespace) -> int:
-    """Prints where the bubble is, why, and what would help; returns the exit status.
-
-    `args.schedule` is built, `args.costs` a path or None.
-    """
-    from hocket.explanation import explain
-    from hocket.simulator import simulate
-
-    costs = _costs(args.costs)
-    told = explain(simulate(args.schedule, costs), costs, limit=args.memory, others=not args.alone)
-    print(json.dumps(told.as_json()) if getattr(args, "json", False) else told)
-    return 0
+VERB = Verb("view", "the interactive page: tiles, memory, chains", Options, run)

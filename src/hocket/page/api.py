@@ -23,6 +23,7 @@ from hocket.recognise import Match, recognise
 from hocket.schedules import build, entries, entry
 from hocket.simulator import simulate
 from hocket.timeline import Timeline
+from hocket.words import options_text
 
 GIVEN = "(given)"  # the schedule of the command line, where it is no registered one
 MEASURED = "(measured)"  # the measured timeline of the command line
@@ -183,7 +184,7 @@ def _schedule(given: Given, words: Words) -> Schedule:
         return given.schedule
     p, m = (_needed(what, words, key) for what, key in (("ranks", "p"), ("microbatches", "m")))
     v = _whole("v", words, "v") if entry_of(name).takes_v else None
-    return _built(name, p, m, v, options_of(words.get("options", "")))
+    return _built(name, p, m, v, options_text(words.get("options", "")))
 
 
 def _beside(given: Given, words: Words, first: Schedule) -> Schedule | None:
@@ -239,20 +240,6 @@ def _costs(text: str) -> Costs:
     except tomllib.TOMLDecodeError as error:
         known = ", ".join(profiles())
         raise CostError(f"costs: not TOML, and no profile ({known}): {error}") from None
-
-
-def options_of(text: str) -> dict[str, Any]:
-    """Options as a dict: `group=4 limit=2`, also with commas.
-
-    Raises: UsageError.
-    """
-    out: dict[str, Any] = {}
-    for word in text.replace(",", " ").split():
-        key, equals, value = word.partition("=")
-        if not equals or not key:
-            raise UsageError(f"options: expected key=value, found {word!r}")
-        out[key] = int(value) if value.lstrip("-").isdecimal() else value
-    return out
 
 
 def _needed(what: str, words: Words, key: str) -> int:

@@ -8,7 +8,6 @@ import pkgutil
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cache, cached_property
 from importlib import import_module
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import Any, NamedTuple
 from hocket.costs import Costs, Number, fused_rule
 from hocket.errors import HocketError, UsageError
 from hocket.ir import Schedule
+from hocket.words import hint
 
 Generator = Callable[..., Schedule]
 
@@ -152,10 +152,11 @@ def entry(name: str) -> Entry:
     if ":" in name:
         return _foreign(name)
     if name not in _entries:
-        near = [file.name for file in Path().glob("*.sched") if file.stem == name]
-        near += [] if near else get_close_matches(name, _entries, n=3, cutoff=0.6)
-        hint = f"did you mean {' or '.join(near)}?" if near else "`hocket list` shows all"
-        raise UsageError(f"there is no schedule {name!r}; {hint}")
+        file = f"{name}.sched"
+        near = hint(name, _entries, "`hocket list` shows all")
+        if Path(file).is_file():
+            near = f"did you mean {file}?"
+        raise UsageError(f"there is no schedule {name!r}; {near}")
     return _entries[name]
 
 

@@ -27,9 +27,9 @@ from hocket.runtime import Hooks, Pipeline
 from hocket.timeline import Timeline
 from hocket.train.ab_compare import turns
 from hocket.train.link_probe import links
-from hocket.train.options import Settings
 from hocket.train.profile import Call, Probe, probe
 from hocket.train.report import flat
+from hocket.train.settings import Settings
 
 KEPT = 10  # the timelines of this many last steps are gathered
 WARM = 2  # but, where there are more, not of these first ones

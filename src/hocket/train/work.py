@@ -1,23 +1,17 @@
-"""`hocket run` and `hocket profile`: start the ranks, show the steps, compare, write files."""
+"""What every rank does in `hocket run` and `hocket profile`: train, then compare or measure."""
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from importlib.util import find_spec
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hocket import files
-from hocket.errors import RunError, UsageError
-from hocket.train.ab_compare import Arm, beside, beside_text
-from hocket.train.launch import cores, join_group, launch
-from hocket.train.options import SLEEP, Order, Settings, settings_from
-from hocket.train.report import comparison, comparison_text, milliseconds, one_by_one
+from hocket.train.ab_compare import Arm, beside
+from hocket.train.launch import cores
+from hocket.train.report import comparison, milliseconds, one_by_one
+from hocket.train.settings import SLEEP, Order, Settings
 
 if TYPE_CHECKING:
     from hocket.costs import Costs
@@ -26,110 +20,6 @@ if TYPE_CHECKING:
     from hocket.train.training import Run
 
 Tell = Callable[[Any], None]
-
-
-def run_command(args: argparse.Namespace) -> int:
-    """Trains as `hocket run` was told; returns the exit status."""
-    settings = settings_from(args)
-    if settings.costs:
-        from hocket.simulator import simulate
-
-        for _, schedule in settings.orders:  # its faults now, not after a run
-            costs = costs_of_file(settings, schedule)
-            if costs is not None:
-                simulate(schedule, costs)
-    return _everywhere(train, settings, args, _print_run)
-
-
-def profile_command(args: argparse.Namespace) -> int:
-    """Measures as `hocket profile` was told, writes the costs; returns the exit status."""
-    settings = settings_from(args)
-    if args.backward == "both":
-        settings = replace(settings, orders=both_ways(settings.schedule))
-    args.output = args.output or "costs.toml"
-
-    def show(result: dict[str, Any], as_json: bool) -> None:
-        files.write(args.output, result["toml"])
-        if as_json:
-            print(json.dumps(result | {"output": args.output}))
-        else:
-            print(f"{result['text']}\n\nwritten: {args.output}; use it with --costs {args.output}")
-
-    return _everywhere(measure, settings, args, show)
-
-
-def _everywhere(
-    work: Callable[[Tell, Settings], dict[str, Any] | None],
-    settings: Settings,
-    args: argparse.Namespace,
-    show: Callable[[dict[str, Any], bool], None],
-) -> int:
-    """Runs `work` on every rank, here or under torchrun, and shows what rank 0 returns."""
-    if find_spec("torch") is None:
-        raise UsageError("training needs torch: pip install 'hocket[torch]'")
-    progress = Progress(settings.steps, quiet=args.json)
-    try:
-        if "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-            result = _as_a_rank(work, settings, progress)
-        else:
-            launched = launch(
-                work, settings.nproc, (settings,), settings.timeout,
-                listen=progress.step, device=settings.device,
-            )  # fmt: skip
-            result = launched[0]
-    except RunError as error:
-        progress.end()
-        print(f"hocket: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        progress.end()
-        print("hocket: stopped; all ranks have ended", file=sys.stderr)
-        return 130
-    progress.end()
-    if result is not None:
-        show(result, args.json)
-    return 0
-
-
-def _as_a_rank(
-    work: Callable[[Tell, Settings], dict[str, Any] | None], settings: Settings, progress: Progress
-) -> dict[str, Any] | None:
-    """Runs `work` in this process, one of those that torchrun or the like has started."""
-    rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    join_group(rank, world, "env://", settings.timeout, settings.device)
-    return work(progress.step, settings)
-
-
-class Progress:
-    """Shows each step: a line each, or on a terminal one line that changes in place."""
-
-    def __init__(self, steps: int, quiet: bool) -> None:
-        self.steps, self.quiet = steps, quiet
-        self.in_place = sys.stdout.isatty()
-        self.open = False
-
-    def step(self, news: tuple[Any, ...]) -> None:
-        """Shows (step, loss, seconds of each order)."""
-        if self.quiet:
-            return
-        index, loss, *seconds = news
-        width = len(str(self.steps))
-        text = f"step {index + 1:{width}}/{self.steps}  loss {loss:.4f}"
-        text += "".join(f"  {one:.3f} s" for one in seconds)
-        if self.in_place:
-            print(f"\r{text}  ", end="", flush=True)
-            self.open = True
-        else:
-            print(text, flush=True)
-
-    def end(self) -> None:
-        """Leaves the line that changes in place."""
-        if self.open:
-            print()
-            self.open = False
-
-
-# --- on a rank -------------------------------------------------------------------------------
 
 
 class Outcome(NamedTuple):
@@ -260,41 +150,6 @@ def _told_by_first(tell: Tell, rank: int) -> Callable[..., None]:
             tell(news)
 
     return shown
-
-
-def _print_run(result: dict[str, Any], as_json: bool) -> None:
-    if as_json:
-        print(json.dumps(result))
-        return
-    source = result["costs"] or "the mean times of its own actions"
-    cut = f" in {result['slices']} slices" if result["slices"] > 1 else ""
-    cut += f", the first of {result['replicas']} replicas" if result["replicas"] > 1 else ""
-    print(
-        f"\n{result['schedule']}  p={result['p']} m={result['m']}{cut}; the median one of the last "
-        f"{result['steps_compared']} steps, predicted from {source}"
-    )
-    print(comparison_text(result))
-    if result["beside"] is not None:
-        print(f"\n{beside_text(result['beside'])}")
-    if result["shared_cores"] is not None:
-        print(f"\n{_sharing_text(result)}")
-    if result["queues"] > result["p"] and result["dispatch"] != "queues":
-        print("\nThe queues of a rank ran one after the other; --dispatch queues is side by side.")
-    if result["trace"]:
-        print(f"\ntrace: {result['trace']} (predicted and measured; open it at ui.perfetto.dev)")
-
-
-def _sharing_text(result: dict[str, Any]) -> str:
-    shared, counted = result["shared_cores"], result["predicted_cores"]
-    cores = "core" if shared == 1 else "cores"
-    head = f"{result['p'] * result['replicas']} ranks share {shared} {cores} here"
-    if counted is None:
-        told = ": actions take longer while others run, and the prediction does not know that"
-    elif counted == shared:
-        told = ", and the prediction counts on that"
-    else:
-        told = f", but the prediction counts on the {counted} that {result['costs']} names"
-    return f"{head}{told}. For the schedule alone: --model {SLEEP}"
 
 
 def both_ways(schedule: Schedule) -> tuple[Order, ...]:

@@ -1,0 +1,84 @@
+"""`hocket check`: every fault of a schedule, for hocket's runtime or for torch's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hocket import files
+from hocket.cli.arguments import Verb, option, part
+from hocket.cli.output import put_json
+from hocket.cli.selection import Selection
+
+
+@dataclass(frozen=True, kw_only=True)
+class Foreign:
+    """A check for another tool."""
+
+    tool: str | None = option(
+        "--for", "also find what torch.distributed.pipelining would get wrong; SCHEDULE may be a "
+        "CSV", of=("torch",),
+    )  # fmt: skip
+    defer_recv: bool = option("--defer-recv", "say what defer_pp_recv=True does to the order")
+    runtime: str = option(
+        "--runtime", "_PipelineScheduleRuntime, or PipelineScheduleMulti (by columns)",
+        of=("runtime", "multi"), default="runtime",
+    )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Those of `hocket check`."""
+
+    selection: Selection = part(Selection)
+    transport: str = option(
+        "--transport NAME", "how messages travel: tagged (default), ordered, rendezvous",
+        default="tagged",
+    )  # fmt: skip
+    foreign: Foreign = part(Foreign, under="for other tools")
+    json: bool = False
+
+
+def run(options: Options) -> int:
+    """Prints the faults; 1 where there are any."""
+    if options.foreign.tool:
+        return _run_foreign(options)
+    from hocket.checker import check
+
+    report = check(options.selection.build(), options.transport)
+    if options.json:
+        put_json({
+            "schedule": report.schedule.name,
+            "transport": report.transport,
+            "ok": report.ok,
+            "problems": [p._asdict() for p in report.problems],
+            "notes": list(report.notes),
+        })  # fmt: skip
+    else:
+        print(report, *(f"note: {note}" for note in report.notes), sep="\n")
+    return 0 if report.ok else 1
+
+
+def _run_foreign(options: Options) -> int:
+    """What torch would get wrong: of a CSV, or of a schedule as it would be exported."""
+    from hocket.interop.torch.check import check_torch
+    from hocket.interop.torch.csv import torch_order
+    from hocket.interop.torch.text import read_rows
+
+    selection = options.selection
+    if selection.schedule.endswith(".csv"):
+        text, source = files.read_text(selection.schedule), selection.schedule
+    else:
+        schedule = selection.build()
+        text, source = torch_order(schedule, overlap=True).text, schedule.name
+    report = check_torch(
+        read_rows(text, source), p=selection.sizes.p, m=selection.sizes.m,
+        runtime=options.foreign.runtime, defer=options.foreign.defer_recv,
+    )  # fmt: skip
+    if options.json:
+        put_json(report.as_json())
+    else:
+        print(report)
+    return 0 if report.ok else 1
+
+
+VERB = Verb("check", "find every fault of a schedule before it runs", Options, run)

@@ -1,0 +1,134 @@
+"""`hocket import`: a schedule, costs and times from files of other tools."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from hocket import files
+from hocket.cli.arguments import Verb, option, part
+from hocket.cli.export import LayerWeights
+from hocket.cli.output import put_json, put_notes
+from hocket.errors import UsageError
+
+if TYPE_CHECKING:
+    from hocket.interop.traces.load import Loaded
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutOptions:
+    """A layout of Megatron-LM in place of files."""
+
+    layout: str | None = option("--layout LAYOUT", "such as 'Et*3|(tt|)*29,m|L'")
+    p: int | None = option("-p P", "pipeline ranks")
+    m: int | None = option("-m M", "microbatches")
+    group: int | None = option("--group N", "microbatch group size per virtual stage (default: p)")
+    weights: LayerWeights = part(LayerWeights)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Those of `hocket import`."""
+
+    files: tuple[str, ...] = option(
+        "FILE...", "a CSV of torch; or traces: of torch.profiler one per rank (.json, .gz), or a "
+        "picture of a schedule (.json, .pftrace)",
+    )  # fmt: skip
+    output: str | None = option("--output FILE", "write the schedule (.sched)")
+    costs: str | None = option("--costs FILE", "write the costs that were read (.toml)")
+    trace: str | None = option("--trace FILE", "write what was measured as a trace")
+    name: str | None = option("--name NAME", "the schedule's name (default: the file's)")
+    step: int | None = option("--step N", "which step of a trace (default: the median one)")
+    why: bool = option("--why", "report the reason of every idle gap")
+    model: LayoutOptions = part(LayoutOptions, under="a layout of Megatron-LM, in place of files")
+    json: bool = False
+
+
+def run(options: Options) -> int:
+    """Writes what the files say, or prints it."""
+    from hocket.text import dumps
+
+    loaded = _load(options)
+    if options.output:
+        files.write(options.output, dumps(loaded.schedule))
+    if options.costs:
+        _write_costs(options.costs, loaded)
+    if options.trace:
+        if loaded.timeline is None:
+            raise UsageError("there are no times to draw; --trace is for traces of a run")
+        from hocket.trace import write_trace
+
+        write_trace(loaded.timeline, options.trace)
+    if options.json:
+        put_json(_data(loaded))
+        return 0
+    if loaded.timeline is not None:
+        print(_report(loaded, why=options.why))
+    elif not options.output:
+        print(dumps(loaded.schedule), end="")
+    put_notes(loaded.notes, to_stderr=loaded.timeline is None and not options.output)
+    return 0
+
+
+def _load(options: Options) -> Loaded:
+    from hocket.interop.traces.load import Loaded, load_foreign
+
+    model = options.model
+    if model.layout is None:
+        return load_foreign(options.files, name=options.name, step=options.step)
+    from hocket.interop.megatron import megatron_run
+
+    if options.files:
+        raise UsageError("give files or --layout, not both")
+    if model.p is None or model.m is None:
+        raise UsageError("--layout needs -p and -m")
+    read = megatron_run(
+        model.layout, p=model.p, m=model.m, group=model.group, weights=model.weights.weights()
+    )
+    schedule = read.schedule if options.name is None else read.schedule.renamed(options.name)
+    return Loaded(schedule, read.costs, None, read.warnings)
+
+
+def _write_costs(path: str, loaded: Loaded) -> None:
+    from hocket.costs import costs_toml
+
+    if loaded.costs is None:
+        raise UsageError("there are no times in the file; --costs is for traces and layouts")
+    head = [f"read by hocket import: {loaded.schedule.name}", *loaded.spread]
+    files.write(path, costs_toml(loaded.costs, head))
+
+
+def _report(loaded: Loaded, *, why: bool) -> str:
+    """What was measured, and what the costs that were read predict."""
+    from hocket.comparison import as_text
+    from hocket.simulator import simulate
+    from hocket.tables import format_time
+
+    measured = loaded.timeline
+    assert measured is not None and loaded.costs is not None
+    predicted = simulate(loaded.schedule, loaded.costs)
+    difference = float(predicted.makespan) / float(measured.makespan) - 1
+    time = format_time(predicted.makespan, measured.unit)
+    return "\n".join([
+        as_text(measured, loaded.costs, why=why), "",
+        f"the costs read back predict {time} ({difference:+.1%})", *loaded.spread,
+    ])  # fmt: skip
+
+
+def _data(loaded: Loaded) -> dict[str, Any]:
+    from hocket import comparison
+    from hocket.costs import costs_toml
+    from hocket.simulator import simulate
+    from hocket.text import as_json
+
+    data: dict[str, Any] = {"schedule": as_json(loaded.schedule), "notes": list(loaded.notes)}
+    if loaded.costs is not None:
+        data["costs"] = costs_toml(loaded.costs)
+    if loaded.timeline is not None and loaded.costs is not None:
+        data["measured"] = comparison.as_json(loaded.timeline, loaded.costs)
+        data["predicted"] = float(simulate(loaded.schedule, loaded.costs).makespan)
+        data["spread"] = list(loaded.spread)
+    return data
+
+
+VERB = Verb("import", "read torch's CSV, real traces, or a Megatron-LM layout", Options, run)

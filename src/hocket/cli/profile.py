@@ -1,0 +1,53 @@
+"""`hocket profile`: measures the costs of a real model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+from hocket import files
+from hocket.cli.arguments import Verb, option, part
+from hocket.cli.output import check_writable, put_json
+from hocket.cli.selection import Selection
+from hocket.cli.training import Training, checked, everywhere
+from hocket.train.settings import Order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Those of `hocket profile`."""
+
+    selection: Selection = part(Selection)
+    training: Training = part(Training)
+    backward: str = option(
+        "--backward", "both: the order with whole backwards and with split ones, step by step in "
+        "turn; holds the model twice. own: as the schedule has them (default: both)",
+        of=("both", "own"), default="both",
+    )  # fmt: skip
+    output: str | None = option("--output FILE", "where (default: costs.toml); also -o FILE")
+    json: bool = False
+
+
+def run(options: Options) -> int:
+    """Measures, and writes the costs."""
+    from hocket.train.work import both_ways, measure
+
+    selection, named = options.selection.apart(options.output)
+    path, schedule = named or "costs.toml", selection.build()
+    check_writable(path)
+    orders = checked(Order(selection.schedule, schedule))
+    settings = options.training.settings(orders, 10)
+    if options.backward == "both":
+        settings = replace(settings, orders=both_ways(schedule))
+
+    def show(result: dict[str, Any]) -> None:
+        files.write(path, result["toml"])
+        if options.json:
+            put_json(result | {"output": path})
+        else:
+            print(f"{result['text']}\n\nwritten: {path}; use it with --costs {path}")
+
+    return everywhere(measure, settings, show, quiet=options.json)
+
+
+VERB = Verb("profile", "measure the costs of a real model", Options, run)

@@ -1,0 +1,251 @@
+"""What `hocket run` and `hocket profile` have in common: the training, its ranks, its progress."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+from hocket.cli.arguments import option, part
+from hocket.cli.output import warn
+from hocket.errors import RunError, UsageError
+from hocket.train.settings import DEMO, DISPATCH, MOE, SLEEP, Order, Settings, sequences
+from hocket.words import settings
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """How to train, by the names of Settings; None where the model or the command chooses."""
+
+    nproc: int | None = option(
+        "--nproc N", "local processes, the schedule's ranks once for each replica of the pipeline "
+        "(default: one; two for the MoE demo, whose experts they share)",
+    )  # fmt: skip
+    steps: int | None = option("--steps N", "training steps (default: 20; of a profile 10)")
+    lr: float = option("--lr X", "learning rate of Adam (default: 0.001)", default=1e-3)
+    batch: int | None = option(
+        "--batch N", "sequences per step, of each replica (default: 2 per microbatch)"
+    )
+    seed: int = option("--seed N", "of weights, batches and dropout (default: 0)", default=0)
+    dispatch: str | None = option(
+        "--dispatch",
+        "where a rank waits (default: queues, where ranks have several; else receive)",
+        of=DISPATCH,
+    )
+    verify: bool = option("--verify", "first compare a step with the unpipelined model")
+    timeout: float = option("--timeout S", "longest silence, in seconds", default=60.0)
+    device: str = option(
+        "--device", "(cuda: one GPU per rank; untested)", of=("cpu", "cuda"), default="cpu"
+    )
+    data: str | None = option("--data FILE", "text (default: Python's documentation topics)")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What to train, and options of it."""
+
+    model: str | None = option(
+        "--model PKG.MOD:BUILD", f"your own (default: {DEMO}; for phases of MoE layers {MOE})"
+    )
+    model_options: tuple[str, ...] = option(
+        "-O KEY=VALUE...", "an option of the model's build or batch; again for more"
+    )
+    seq: int | None = option("--seq N", "length of a sequence (demo: 128)")
+    layers: int | None = option("--layers N", "layers of the model (demo: 8)")
+    width: int | None = option("--width N", "width of the model (demo: 128)")
+    dropout: float | None = option("--dropout X", "dropout (demo: 0)")
+    float64: bool = option("--float64", "train in double precision")
+
+    def options(self) -> dict[str, Any]:
+        """The options for the model, by name. Raises: UsageError."""
+        named = {key: getattr(self, key) for key in ("seq", "layers", "width", "dropout")}
+        named["dtype"] = "float64" if self.float64 else None
+        try:
+            more = settings(self.model_options)
+        except UsageError as error:
+            raise UsageError(f"-O: {error}") from None
+        return {key: value for key, value in named.items() if value is not None} | more
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """What to train and how."""
+
+    run: Run = part(Run, under="the run")
+    model: Model = part(Model, under="the model")
+
+    def settings(self, orders: Sequence[Order], steps: int, **more: Any) -> Settings:
+        """The settings of a training by the first of some orders, and by the others beside it.
+
+        steps: where they are not given. more: fields of Settings.
+
+        Raises: UsageError for numbers or orders that do not fit each other.
+        """
+        from hocket.lower.phases import has_phases  # and with it numpy: not for --help
+
+        schedule = orders[0].schedule
+        p, m = schedule.p, sequences(schedule)
+        model = self.model.model or (MOE if has_phases(schedule.placement) else DEMO)
+        values: dict[str, Any] = vars(self.run) | more
+        values["nproc"] = _processes(p, model, self.run.nproc)
+        for key, default in (("steps", steps), ("batch", 2 * m)):
+            values[key] = default if values[key] is None else values[key]
+        out = Settings(
+            schedule=schedule, orders=_distinct(orders), model=model,
+            model_options=self.model.options(), **values,
+        )  # fmt: skip
+        if out.nproc < 1 or out.nproc % p:
+            raise UsageError(
+                f"--nproc is {out.nproc}, but the schedule has {p} rank{'s' * (p > 1)}; give a "
+                f"multiple of {p} or leave it out"
+            )
+        if out.steps < 1:
+            raise UsageError(f"--steps is {out.steps}; it must be 1 or more")
+        if out.batch < m:
+            raise UsageError(
+                f"--batch is {out.batch}, but the schedule has {m} microbatches; give {m} or more"
+            )
+        _refuse_unlike(orders, model, out.model_options)
+        return out
+
+
+def _refuse_unlike(orders: Sequence[Order], model: str, options: dict[str, Any]) -> None:
+    """Raises UsageError where orders cannot train the same model on the same batches."""
+    from hocket.lower.phases import has_phases
+
+    first = orders[0]
+    for word, schedule in orders[1:]:
+        for what, count in (
+            ("ranks (-p)", lambda s: s.p),
+            ("microbatches (-m)", sequences),
+            ("slices of a sequence", lambda s: s.placement.slices),
+        ):
+            ours, theirs = count(first.schedule), count(schedule)
+            if ours != theirs:
+                raise UsageError(
+                    f"--beside {word}: the number of {what} is {theirs}, but {first.word} has "
+                    f"{ours}; it must be the same"
+                )
+        placements = first.schedule.placement, schedule.placement
+        if has_phases(placements[0]) != has_phases(placements[1]):
+            raise UsageError(
+                f"--beside {word}: one of {first.word} and {word} cuts stages into phases and the "
+                "other does not, so no model fits both"
+            )
+        ours, theirs = (placement.n_stages for placement in placements)
+        if model == SLEEP and "costs" not in options and ours != theirs:
+            raise UsageError(
+                f"--beside {word}: it has {theirs} stages, but {first.word} has {ours}, and each "
+                "sleeps as long; give -O costs=FILE, which is divided among the stages"
+            )
+
+
+def _distinct(orders: Sequence[Order]) -> tuple[Order, ...]:
+    """The orders with a number after a word that was there before."""
+    words = [order.word for order in orders]
+    return tuple(
+        Order(f"{word} ({n})" if (n := words[: i + 1].count(word)) > 1 else word, schedule)
+        for i, (word, schedule) in enumerate(orders)
+    )
+
+
+def _launched() -> bool:
+    """True in a process that torchrun or the like has started."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def _processes(p: int, model: str, asked: int | None) -> int:
+    """How many processes: those that torchrun or the like has started, or as asked for."""
+    if _launched():
+        world = int(os.environ["WORLD_SIZE"])
+        if world % p or asked not in (None, world):
+            raise UsageError(
+                f"the launcher started {world} processes, but "
+                + (f"--nproc is {asked}" if asked else f"the schedule has {p} ranks")
+            )
+        return world
+    if asked is not None:
+        return asked
+    return 2 * p if model == MOE else p
+
+
+def checked(*orders: Order) -> Sequence[Order]:
+    """The same orders. Raises: ScheduleError where one of them cannot run."""
+    from hocket.checker import check
+
+    for order in orders:
+        check(order.schedule).raise_if_bad()
+    return orders
+
+
+# --- the ranks ---------------------------------------------------------------------------------
+
+Work = Callable[[Callable[[Any], None], Settings], "dict[str, Any] | None"]
+
+
+def everywhere(
+    work: Work, settings: Settings, show: Callable[[dict[str, Any]], None], *, quiet: bool
+) -> int:
+    """Runs `work` on every rank, here or under torchrun, and shows what rank 0 returns.
+
+    Returns the exit status. quiet: shows no progress.
+    """
+    from hocket.train.launch import join_group, launch
+
+    if find_spec("torch") is None:
+        raise UsageError("training needs torch: pip install 'hocket[torch]'")
+    progress = Progress(settings.steps, quiet=quiet)
+    try:
+        if _launched():
+            rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+            join_group(rank, world, "env://", settings.timeout, settings.device)
+            result = work(progress.step, settings)
+        else:
+            result = launch(
+                work, settings.nproc, (settings,), settings.timeout,
+                listen=progress.step, device=settings.device,
+            )[0]  # fmt: skip
+    except RunError as error:
+        progress.end()
+        warn(str(error))
+        return 1
+    except KeyboardInterrupt:
+        progress.end()
+        warn("stopped; all ranks have ended")
+        return 130
+    progress.end()
+    if result is not None:
+        show(result)
+    return 0
+
+
+class Progress:
+    """Shows each step: a line each, or on a terminal one line that changes in place."""
+
+    def __init__(self, steps: int, quiet: bool) -> None:
+        self.steps, self.quiet = steps, quiet
+        self.in_place = sys.stdout.isatty()
+        self.open = False
+
+    def step(self, news: tuple[Any, ...]) -> None:
+        """Shows (step, loss, seconds of each order)."""
+        if self.quiet:
+            return
+        index, loss, *seconds = news
+        width = len(str(self.steps))
+        text = f"step {index + 1:{width}}/{self.steps}  loss {loss:.4f}"
+        text += "".join(f"  {one:.3f} s" for one in seconds)
+        if self.in_place:
+            print(f"\r{text}  ", end="", flush=True)
+            self.open = True
+        else:
+            print(text, flush=True)
+
+    def end(self) -> None:
+        """Leaves the line that changes in place."""
+        if self.open:
+            print()
+            self.open = False
