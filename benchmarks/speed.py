@@ -52,8 +52,8 @@ def one(name: str, p: int, m: int, lowered: bool) -> dict:
     import numpy as np
 
     from hocket import build, check, loops, simulate
+    from hocket.formats import write_trace
     from hocket.lower import insert_communication
-    from hocket.trace import write_trace
 
     v = SCHEDULES[name]
     base = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

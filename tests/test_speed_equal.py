@@ -15,12 +15,12 @@ from hocket import Costs, build, check, loads, simulate
 from hocket import loops as hocket_loops
 from hocket.costs import Bytes, CostTable
 from hocket.errors import CostError, UsageError
+from hocket.formats import write_trace
 from hocket.graph import graph, longest_path
 from hocket.ir import Schedule
 from hocket.lower import insert_communication
 from hocket.schedules import entries
 from hocket.simulator.samples import simulate_jitter, simulate_many, simulate_samples
-from hocket.trace import write_trace
 
 NAMES = [e.name for e in entries()]
 # those that search for their order take too long to be made a thousand times

@@ -14,7 +14,7 @@ LAYERS = [
     "errors", "words", "files", "tables", "codes", "loops", "deps", "ir", "pattern", "graph",
     "costs", "timeline", "text", "lower", "checker", "simulator", "measured", "search",
     "schedules", "recognise", "explanation", "render", "comparison", "trace", "page", "interop",
-    "planner", "runtime", "demo", "train", "cli", "__init__", "__main__",
+    "formats", "planner", "runtime", "demo", "train", "cli", "__init__", "__main__",
 ]  # fmt: skip
 
 

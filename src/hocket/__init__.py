@@ -11,13 +11,13 @@ if TYPE_CHECKING:
     from hocket.checker import Report, check
     from hocket.costs import Bytes, Costs, load_costs
     from hocket.errors import HocketError
+    from hocket.formats import write_trace
     from hocket.ir import Action, Kind, Placement, Schedule
     from hocket.planner import Request, plan
     from hocket.schedules import build
     from hocket.simulator import simulate
     from hocket.text import dumps, loads
     from hocket.timeline import Timeline
-    from hocket.trace import write_trace
 
 __version__ = "0.2.0"
 
@@ -39,7 +39,7 @@ _HOME = {
     "loads": "text",
     "plan": "planner",
     "simulate": "simulator",
-    "write_trace": "trace",
+    "write_trace": "formats",
 }
 
 __all__ = [

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 from hocket.costs import Bytes, Costs, Number
 from hocket.errors import UsageError
 from hocket.ir import Schedule
+from hocket.render.pareto import Point
 from hocket.schedules import build, closed_form, entries, entry, settings_of
 from hocket.search.bounds import Bound, lower_bounds
 from hocket.simulator import simulate
@@ -170,6 +171,20 @@ class Comparison(NamedTuple):
             "left_out": [{"schedule": name, "reason": why} for name, why in self.left_out],
         }
 
+    def points(self) -> tuple[list[Point], str]:
+        """Each row as a point of bubble against memory, and what the axis of memory counts.
+
+        Memory is that of the fullest rank: bytes where the costs have them, else in flight.
+        """
+        if not self.has_bytes:
+            points = [Point(r.schedule, r.bubble_ratio, r.in_flight) for r in self.rows]
+            return points, "microbatches in flight"
+        most = max((r.peak_bytes for r in self.rows), default=0)
+        scales = (("billions", 1e9), ("millions", 1e6), ("thousands", 1e3))
+        name, scale = next((one for one in scales if most >= one[1]), ("", 1))
+        points = [Point(r.schedule, r.bubble_ratio, r.peak_bytes / scale) for r in self.rows]
+        return points, f"bytes ({name})" if name else "bytes"
+
     def __str__(self) -> str:
         rows = [
             {
@@ -245,38 +260,6 @@ def costs_of(schedule: Schedule, costs: Costs) -> Costs:
     return costs.split(1 if phased else v, schedule.placement.slices)
 
 
-CHARTS = ("text", "svg", "pdf")
-
-
-def chart(table: Comparison, form: str = "text") -> str | bytes:
-    """Bubble against memory of the fullest rank: bytes where the costs have them, else in flight.
-
-    form: one of CHARTS.
-    """
-    from hocket.render import pareto
-
-    memory, scale = _memory_axis(table)
-    points = [
-        pareto.Point(
-            r.schedule, r.bubble_ratio, (r.peak_bytes if table.has_bytes else r.in_flight) / scale
-        )
-        for r in table.rows
-    ]
-    draw = {"text": pareto.pareto_text, "svg": pareto.pareto_svg, "pdf": pareto.pareto_pdf}[form]
-    return draw(points, memory=memory)
-
-
-def _memory_axis(table: Comparison) -> tuple[str, float]:
-    """The axis of memory, and what one on it is."""
-    if not table.has_bytes:
-        return "microbatches in flight", 1
-    most = max((r.peak_bytes for r in table.rows), default=0)
-    for name, scale in (("billions", 1e9), ("millions", 1e6), ("thousands", 1e3)):
-        if most >= scale:
-            return f"bytes ({name})", scale
-    return "bytes", 1
-
-
 def _row(competitor: Competitor, costs: Costs) -> Row:
     schedule = competitor.schedule
     v = max(1, schedule.placement.n_stages // schedule.p)
@@ -303,7 +286,6 @@ def _formula(competitor: Competitor, costs: Costs) -> Number | str | None:
 
 
 __all__ = [
-    "CHARTS",
     "Comparison",
     "Competitor",
     "Row",
@@ -311,7 +293,6 @@ __all__ = [
     "as_json",
     "as_text",
     "bound_of",
-    "chart",
     "compare",
     "competitor",
     "costs_of",

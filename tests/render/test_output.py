@@ -1,11 +1,14 @@
 """Pictures that commands write: the form by name or by the file's ending, and where they go."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from hocket.cli import main, output
 from hocket.errors import UsageError
+from hocket.formats import Subject, choose
 
 SIZE = ["-p", "4", "-m", "8"]
 
@@ -61,7 +64,25 @@ def test_json_says_where_the_chart_is(capsys, tmp_path):
     ],
 )
 def test_the_form_is_the_one_asked_for_else_the_ending_s(form, path, found):
-    assert output.form_of(form, path, ("grid", "svg")) == found
+    assert choose(form, path, Subject.TIMELINE).name == found
+
+
+def test_one_entry_adds_a_format_to_the_command_its_help_and_its_files(tmp_path):
+    code = (
+        "from hocket import formats\n"
+        "own = formats.Format('dots', formats.Subject.TIMELINE, lambda *_: '...', ('.dots',))\n"
+        "formats.FORMATS += (own,)\n"
+        "import sys; from hocket.cli import main; sys.exit(main(sys.argv[1:]))"
+    )
+    for words, printed in (
+        (["show", "1f1b", *SIZE, "--format", "dots"], "..."),
+        (["show", "1f1b", *SIZE, "-o", str(tmp_path / "a.dots")], ""),
+        (["show", "--help"], "dots}"),
+        (["show", "1f1b", *SIZE, "--format", "dot"], "did you mean dots?"),
+    ):
+        done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True)
+        assert printed in done.stdout + done.stderr
+    assert (tmp_path / "a.dots").read_text() == "..."
 
 
 def test_a_picture_of_pixels_is_refused_instead_of_holding_text(capsys, tmp_path):
@@ -76,7 +97,7 @@ def test_bytes_are_not_written_to_a_terminal(monkeypatch, capsysbinary):
     output.put(b"%PDF", None)
     assert capsysbinary.readouterr().out == b"%PDF"
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    with pytest.raises(UsageError, match="no text for a terminal"):
+    with pytest.raises(UsageError, match="refusing to write a PDF to a terminal"):
         output.put(b"%PDF", None)
 
 

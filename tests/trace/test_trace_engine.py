@@ -8,9 +8,9 @@ import pytest
 from trace_cases import cases, disordered, overlapping
 
 from hocket.costs import Bytes
+from hocket.formats import write_trace
 from hocket.ir import Kind
 from hocket.timeline import Timeline
-from hocket.trace import write_trace
 from hocket.trace.slices import UNITS
 
 CASES = {**cases(), "overlapping": overlapping(), "disordered": disordered(0)}

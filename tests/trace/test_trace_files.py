@@ -10,11 +10,12 @@ from trace_cases import EACH_US, LANES, cases, dualpipe_like, one_f_one_b, overl
 
 from hocket.costs import Bytes
 from hocket.errors import UsageError
+from hocket.formats import trace_size, write_trace
 from hocket.ir import Kind, Schedule, looped
 from hocket.lower import insert_communication
 from hocket.pattern import join, run
 from hocket.simulator import simulate
-from hocket.trace import chrome, draw, perfetto, trace_size, write_trace
+from hocket.trace import chrome, draw, perfetto
 from hocket.trace.picture import overlaps
 
 pb2 = pytest.importorskip(

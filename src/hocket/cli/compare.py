@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 from hocket.cli import selection as selecting
 from hocket.cli.arguments import Verb, option, part
-from hocket.cli.output import form_of, put, put_json, warn
+from hocket.cli.output import put, put_json, warn
 from hocket.cli.selection import Sizes, is_file
 from hocket.errors import UsageError
+from hocket.formats import Subject, choose, formats
 
 if TYPE_CHECKING:
-    from hocket.comparison import Comparison, Competitor
+    from hocket.comparison import Competitor
     from hocket.costs import Costs
     from hocket.recognise import Diff
 
@@ -35,7 +36,7 @@ class Options:
     chart: bool = option("--chart", "draw bubble against memory too")
     format: str | None = option(
         "--format", "of the chart (default: by the file's ending, else text)",
-        of=("text", "svg", "pdf"),
+        of=[one.name for one in formats(Subject.COMPARISON)],
     )  # fmt: skip
     output: str | None = option("-o, --output FILE", "write the chart to this file")
     limits: Limits = part(Limits, under="exactly two schedules: what the second one changes")
@@ -43,41 +44,30 @@ class Options:
 
 
 def run(options: Options) -> int:
-    """Prints the table; 1 where the second schedule breaks a limit."""
+    """Prints the table, and the chart where it is asked for; 1 where a limit is broken."""
     from hocket.comparison import compare
 
     competitors, left_out = _competitors(options.names, options.sizes)
     costs = selecting.costs_of(options.costs)
     table = compare(competitors, costs, left_out)
     change, broken = _change(competitors, costs, options)
-    chart = _chart(table, options)
+    form = choose(options.format, options.output, Subject.COMPARISON)
+    drawn = form.write(table) if options.chart or options.format or options.output else None
+    if drawn is not None and options.output:
+        put(drawn, options.output)
     if options.json:
         data = table.as_json()
         if change is not None:
             data |= {"change": change.as_json(), "exceeded": broken}
         put_json(data | ({"chart": options.output} if options.output else {}))
-    elif chart is not None:  # else the picture is the output
-        print(table, *chart, *([] if change is None else [change]), sep="\n\n")
+    elif drawn is not None and form.suffixes and not options.output:
+        put(drawn, None)  # the picture is the output
+    else:
+        chart = f"chart: {options.output}" if options.output else drawn
+        print(*(x for x in (table, chart, change) if x is not None), sep="\n\n")
         for sentence in broken:
             warn(sentence)
     return 1 if broken else 0
-
-
-def _chart(table: Comparison, options: Options) -> list[str] | None:
-    """What to print of the chart, if it is asked for; None where it is printed alone."""
-    if not (options.chart or options.format or options.output):
-        return []
-    from hocket.comparison import CHARTS, chart
-
-    form = form_of(options.format, options.output, CHARTS)
-    drawn = chart(table, form)
-    if options.output:
-        put(drawn, options.output)
-        return [f"chart: {options.output}"]
-    if isinstance(drawn, str) and (form == "text" or options.json):
-        return [drawn]
-    put(drawn, None)
-    return None
 
 
 def _change(

@@ -31,10 +31,10 @@ class Options:
 def run(options: Options) -> int:
     """Compares every schedule, draws one, writes every trace, and trains."""
     from hocket.comparison import all_that_fit, compare
+    from hocket.formats import write_trace
     from hocket.render.grid import grid
     from hocket.schedules import build
     from hocket.simulator import simulate
-    from hocket.trace import write_trace
 
     folder = Path(options.output)
     try:
@@ -86,7 +86,9 @@ def _costs() -> Costs:
         gradient=(128.0, 140.8, 115.2, 134.4),
     )
     times = (80, 92, 76, 84)
-    return Costs(F=times, I=times, W=(40, 46, 38, 42), p2p_overhead=(10, 10), unit="us", bytes=sizes)
+    return Costs(
+        F=times, I=times, W=(40, 46, 38, 42), p2p_overhead=(10, 10), unit="us", bytes=sizes
+    )
 
 
 VERB = Verb("demo", "a tour: compare, draw, trace, and train a small model", Options, run)

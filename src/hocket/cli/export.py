@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from hocket.cli.arguments import Verb, option, part
 from hocket.cli.output import put, put_json, put_notes
 from hocket.cli.selection import Selection
-from hocket.errors import UsageError
+from hocket.formats import Subject, choose, formats
 
 if TYPE_CHECKING:
     from hocket.interop.megatron import Weights
-    from hocket.ir import Schedule
+
+_NAMES = [one.name for one in formats(Subject.EXPORT)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,59 +61,26 @@ class Options:
     """Those of `hocket export`."""
 
     selection: Selection = part(Selection)
-    to: str = option("--to", "what to write", of=("torch-csv", "megatron"), default=MISSING)
+    to: str = option("--to", "what to write", of=_NAMES, default=MISSING)
     output: str | None = option("--output FILE", "write to this file")
     torch: TorchOptions = part(TorchOptions, under="torch-csv")
     megatron: MegatronOptions = part(MegatronOptions, under="megatron")
     json: bool = False
 
 
-class Exported(NamedTuple):
-    """The text of a file, what its user has to know, and more for --json."""
-
-    text: str
-    notes: tuple[str, ...]
-    data: dict[str, Any]
-
-
 def run(options: Options) -> int:
     """Writes the schedule for another tool."""
     selection, path = options.selection.apart(options.output)
-    write = {"torch-csv": _for_torch, "megatron": _for_megatron}[options.to]
-    text, notes, data = write(selection.build(), options)
+    form = choose(options.to, path, Subject.EXPORT)
+    how = vars(options.torch) | vars(options.megatron)
+    text, notes, data = form.write(selection.build(), **how)
     if path or not options.json:
         put(text, path)
     if options.json:
-        put_json({**data, "to": options.to, "text": text, "notes": list(notes)})
+        put_json({**data, "to": form.name, "text": text, "notes": list(notes)})
     else:
         put_notes(notes, to_stderr=path is None)
     return 0
-
-
-def _for_torch(schedule: Schedule, options: Options) -> Exported:
-    from hocket.interop.torch.csv import torch_order
-
-    how = options.torch
-    if how.comms and how.padded:
-        raise UsageError("--padded is for files without messages; leave out --comms")
-    order = torch_order(
-        schedule, "messages" if how.comms else "padded" if how.padded else "compute",
-        receives=how.receives, overlap=how.overlap, unshard=how.unshard,
-    )  # fmt: skip
-    return Exported(order.text, order.notes, {"microbatches": list(order.microbatches)})
-
-
-def _for_megatron(schedule: Schedule, options: Options) -> Exported:
-    from hocket.interop.megatron import balanced, flags, read_layout, settings_of
-
-    how, stages = options.megatron, None
-    if how.layout is not None:
-        stages = read_layout(how.layout)
-    elif how.layers is not None:
-        stages = balanced(how.layers, schedule.placement.n_stages, how.weights.weights())
-    settings = settings_of(schedule, stages)
-    text = "\n".join(flags(settings)) + "\n"
-    return Exported(text, (), {"v": settings.v, "group": settings.group})
 
 
 VERB = Verb("export", "write a schedule for torch or Megatron-LM", Options, run)

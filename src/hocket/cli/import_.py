@@ -56,7 +56,7 @@ def run(options: Options) -> int:
     if options.trace:
         if loaded.timeline is None:
             raise UsageError("there are no times to draw; --trace is for traces of a run")
-        from hocket.trace import write_trace
+        from hocket.formats import write_trace
 
         write_trace(loaded.timeline, options.trace)
     if options.json:

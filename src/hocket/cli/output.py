@@ -14,19 +14,6 @@ from typing import Any
 from hocket.errors import UsageError
 from hocket.files import write
 
-_PIXELS = ("png", "jpg", "jpeg", "gif", "webp")
-
-
-def form_of(form: str | None, path: str | None, forms: Sequence[str]) -> str:
-    """The form that was asked for, else what the file's ending says, else the first of them.
-
-    Raises: UsageError where the ending is that of a picture of pixels.
-    """
-    ending = Path(path or "").suffix.lower()[1:]
-    if form is None and ending in _PIXELS:
-        raise UsageError(f"{path}: pictures are drawn as .svg or .pdf, not as .{ending}")
-    return form or (ending if ending in forms else forms[0])
-
 
 def put(data: str | bytes, path: str | None) -> None:
     """Writes to a file, or to standard output.
@@ -38,7 +25,7 @@ def put(data: str | bytes, path: str | None) -> None:
     elif isinstance(data, str):
         print(data, end="")
     elif sys.stdout.isatty():
-        raise UsageError("a PDF is no text for a terminal; give --output FILE.pdf")
+        raise UsageError("refusing to write a PDF to a terminal; give --output FILE.pdf")
     else:
         sys.stdout.buffer.write(data)
 

@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from hocket.cli.arguments import Verb, option, part
-from hocket.cli.output import form_of, put
+from hocket.cli.output import put
 from hocket.cli.selection import Selection, costs_of, costs_option
 from hocket.errors import UsageError
-
-if TYPE_CHECKING:
-    from hocket.ir import Schedule
-    from hocket.timeline import Timeline
+from hocket.formats import Look, Subject, choose, endings, formats
 
 _NARROWEST = 20  # columns of a grid
-_SHOWN = ("grid", "sched", "json", "svg", "pdf")
+_SUBJECTS = (Subject.TIMELINE, Subject.SCHEDULE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,56 +22,42 @@ class Options:
 
     selection: Selection = part(Selection)
     costs: str | None = costs_option()
-    format: str | None = option("--format", "default: by the file's ending, else grid", of=_SHOWN)
+    format: str | None = option(
+        "--format", "default: by the file's ending, else grid",
+        of=[one.name for one in formats(*_SUBJECTS)],
+    )  # fmt: skip
     width: int | None = option("--width N", "columns of the grid (default: the terminal's)")
-    output: str | None = option("--output FILE", "write to this file; also -o FILE")
+    output: str | None = option(
+        "--output FILE", f"write to this file ({endings(*_SUBJECTS)}); also -o FILE"
+    )
     json: bool = False
 
 
 def run(options: Options) -> int:
     """Writes the schedule in the format asked for."""
     selection, path = options.selection.apart(options.output)
-    options = replace(options, selection=selection, output=path)
-    form = form_of("json" if options.json else options.format, path, _SHOWN)
-    put(_shown(selection.build(), options, form), path)
-    return 0
-
-
-def _shown(schedule: Schedule, options: Options, form: str) -> str | bytes:
-    from hocket.text import as_json, dumps
-
-    if form == "sched":
-        return dumps(schedule)
-    if form == "json":
-        return json.dumps(as_json(schedule)) + "\n"
+    form = choose("json" if options.json else options.format, path, *_SUBJECTS)
+    schedule = selection.build()
+    if form.subject is Subject.SCHEDULE:
+        put(form.write(schedule), path)
+        return 0
     if options.width is not None and options.width < _NARROWEST:
         raise UsageError(f"--width is {options.width}; it must be {_NARROWEST} or more")
     from hocket.simulator import simulate
 
-    timeline = simulate(schedule, costs_of(options.costs))
-    if form == "svg":
-        from hocket.render.svg import svg
-
-        return svg(timeline) + "\n"
-    if form == "pdf":
-        from hocket.render.pdf import pdf
-
-        return pdf(timeline)
-    text = _grid(timeline, options)
-    if options.selection.is_file:
+    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
+    look = Look(
+        width=options.width,
+        colour=sys.stdout.isatty() and path is None and not plain,
+        ascii=not _draws_lines(),
+    )
+    put(form.write(simulate(schedule, costs_of(options.costs)), look), path)
+    if selection.is_file and not form.suffixes:
         from hocket.recognise import recognise
 
         match = recognise(schedule)
-        text += "" if match is None else f"{match}\n"
-    return text
-
-
-def _grid(timeline: Timeline, options: Options) -> str:
-    from hocket.render.grid import grid
-
-    plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-    colour = sys.stdout.isatty() and not options.output and not plain
-    return grid(timeline, width=options.width, colour=colour, ascii=not _draws_lines()) + "\n"
+        print("" if match is None else f"{match}\n", end="")
+    return 0
 
 
 def _draws_lines() -> bool:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hocket.cli.arguments import Verb, option, part
 from hocket.cli.output import put_json, warn
 from hocket.cli.selection import Selection, costs_of, costs_option
+from hocket.formats import Subject, endings, trace_size, write_trace
 from hocket.words import below, ranges
 
 if TYPE_CHECKING:
@@ -22,7 +23,9 @@ class Options:
 
     selection: Selection = part(Selection)
     costs: str | None = costs_option()
-    trace: str | None = option("--trace FILE", "write .pftrace (Perfetto) or .json")
+    trace: str | None = option(
+        "--trace FILE", f"write a trace ({endings(Subject.TRACE)}; .gz after it compresses)"
+    )
     ranks: tuple[range, ...] | None = option(
         "--ranks RANKS", "ranks in the trace, such as 0-7 (default: all)", read=ranges
     )
@@ -52,8 +55,6 @@ def run(options: Options) -> int:
 
 
 def _write_trace(timeline: Timeline, path: str, ranks: tuple[range, ...] | None) -> None:
-    from hocket.trace import trace_size, write_trace
-
     shown = None if ranks is None else below(ranks, timeline.schedule.p, "ranks")
     if len(timeline.schedule.codes) > _LARGE:
         warning = trace_size(timeline, path, ranks=shown).warning

@@ -62,8 +62,8 @@ def _together(points: Sequence[Point]) -> list[Point]:
 
 def pareto_text(
     points: Sequence[Point],
-    *,
     memory: str = "microbatches in flight",
+    *,
     width: int = 72,
     height: int = 16,
 ) -> str:
@@ -136,21 +136,21 @@ class _Axes:
 
 
 def pareto_svg(
-    points: Sequence[Point], *, memory: str = "microbatches in flight", title: str = ""
+    points: Sequence[Point], memory: str = "microbatches in flight", *, title: str = ""
 ) -> str:
     """The same as an SVG document, every point with its name; the front is a line of steps."""
     return as_svg(figure(points, memory=memory, title=title))
 
 
 def pareto_pdf(
-    points: Sequence[Point], *, memory: str = "microbatches in flight", title: str = ""
+    points: Sequence[Point], memory: str = "microbatches in flight", *, title: str = ""
 ) -> bytes:
     """The same as a PDF."""
     return as_pdf(figure(points, memory=memory, title=title))
 
 
 def figure(
-    points: Sequence[Point], *, memory: str = "microbatches in flight", title: str = ""
+    points: Sequence[Point], memory: str = "microbatches in flight", *, title: str = ""
 ) -> Figure:
     """The same as a figure."""
     axes = _Axes.of(points)

@@ -1,23 +1,21 @@
-"""Traces: timelines as files that Perfetto and Chrome's trace viewers open.
-
-A file's ending says its format: `.json` is Chrome's JSON, any other is Perfetto's own
-(`.pftrace`); `.gz` after it compresses.
-"""
+"""Traces: timelines as files that the viewers of Perfetto and Chrome open."""
 
 from __future__ import annotations
 
 import gzip
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO, NamedTuple, Protocol
 
 from hocket.errors import UsageError
 from hocket.timeline import Timeline
-from hocket.trace import chrome, perfetto
 from hocket.trace.picture import Picture, draw, overlaps
 
-__all__ = ["LIMIT", "TraceSize", "Written", "draw", "overlaps", "trace_size", "write_trace"]
+__all__ = [
+    "LIMIT", "Encoder", "TraceSize", "Written", "draw", "overlaps", "picture_of", "size_of",
+    "write",
+]  # fmt: skip
 
 # What Perfetto's web page is made for; much above it, a browser's tab runs out of memory.
 LIMIT = 200_000_000
@@ -57,40 +55,37 @@ class Written(NamedTuple):
     size: TraceSize
 
 
-class _Format(NamedTuple):
-    encode: Callable[[Picture], Iterator[bytes]]
-    size: Callable[[Picture], int]
+class Encoder(Protocol):
+    """A format of traces."""
+
+    def encode(self, picture: Picture) -> Iterator[bytes]:
+        """The file, piece by piece."""
+        ...
+
+    def size(self, picture: Picture) -> int:
+        """The bytes of the file, without making it."""
+        ...
 
 
-_CHROME = _Format(chrome.encode, chrome.size)
-_PERFETTO = _Format(perfetto.encode, perfetto.size)
+def picture_of(
+    timeline: Timelines, name: str | None = None, ranks: Collection[int] | None = None
+) -> Picture:
+    """What a trace of a timeline shows, or of several by name; name: above it all."""
+    if isinstance(timeline, Timeline):
+        name = timeline.schedule.name if name is None else name
+        return draw({name: timeline}, name, ranks)
+    return draw(timeline, " | ".join(timeline) if name is None else name, ranks)
 
 
-def write_trace(
-    timeline: Timelines,
-    path: str | Path,
-    *,
-    name: str | None = None,
-    ranks: Collection[int] | None = None,
-) -> Written:
-    """Where the trace was written and what it holds.
+def write(picture: Picture, path: Path, encoder: Encoder) -> Written:
+    """Where the picture was written, and what it holds; `.gz` as the last ending compresses it.
 
-    `timeline` is one, or several by name (`{"predicted": t1, "measured": t2}`), which are shown
-    one below the other, each from time 0. name: shown above it all; left out, the schedule's.
-    ranks: which ranks to show, left out all. `path` ending in `.json`: Chrome's JSON, in any
-    other way: Perfetto's format; `.gz` after it: compressed.
-
-    Times are written as nanoseconds; those of a timeline without a unit as if they were
-    microseconds. Fractions of nanoseconds are rounded.
-
-    Raises: UsageError for a path that cannot be written, an unknown rank or an unknown unit.
+    Raises: UsageError where the file cannot be written.
     """
-    path = Path(path)
-    picture = _drawn(timeline, name, ranks)
     n = 0
     try:
         with path.open("wb") as raw, _compressed(path, raw) as file:
-            for piece in _format(path).encode(picture):
+            for piece in encoder.encode(picture):
                 n += file.write(piece)
     except FileNotFoundError:
         raise UsageError(
@@ -98,32 +93,7 @@ def write_trace(
         ) from None
     except OSError as error:
         raise UsageError(f"{path}: cannot be written: {error.strerror}") from None
-    return Written(path, _size(picture, n))
-
-
-def trace_size(
-    timeline: Timelines,
-    path: str | Path = "trace.pftrace",
-    *,
-    name: str | None = None,
-    ranks: Collection[int] | None = None,
-) -> TraceSize:
-    """What `write_trace` would write with the same arguments, without writing it.
-
-    Counts are exact; bytes (before compression) are exact for Perfetto's format, and for JSON
-    estimated from a sample. `warning` says so when they are more than Perfetto's page takes.
-
-    Raises: UsageError for an unknown rank or an unknown unit.
-    """
-    picture = _drawn(timeline, name, ranks)
-    return _size(picture, _format(Path(path)).size(picture))
-
-
-def _drawn(timeline: Timelines, name: str | None, ranks: Collection[int] | None) -> Picture:
-    if isinstance(timeline, Timeline):
-        name = timeline.schedule.name if name is None else name
-        return draw({name: timeline}, name, ranks)
-    return draw(timeline, " | ".join(timeline) if name is None else name, ranks)
+    return Written(path, size_of(picture, n))
 
 
 def _compressed(path: Path, raw: IO[bytes]) -> AbstractContextManager[IO[bytes] | gzip.GzipFile]:
@@ -133,12 +103,8 @@ def _compressed(path: Path, raw: IO[bytes]) -> AbstractContextManager[IO[bytes] 
     return gzip.GzipFile("", "wb", compresslevel=6, fileobj=raw, mtime=0)
 
 
-def _format(path: Path) -> _Format:
-    stem = path.with_suffix("") if path.suffix.lower() == ".gz" else path
-    return _CHROME if stem.suffix.lower() == ".json" else _PERFETTO
-
-
-def _size(picture: Picture, n_bytes: int) -> TraceSize:
+def size_of(picture: Picture, n_bytes: int) -> TraceSize:
+    """What a picture holds, written in this many bytes."""
     return TraceSize(
         slices=len(picture.slices.track),
         flows=len(picture.flows.source),

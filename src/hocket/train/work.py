@@ -50,7 +50,7 @@ def train(tell: Tell, settings: Settings) -> dict[str, Any] | None:
     own = outcomes[0]
     assert own.predicted is not None and own.costs is not None
     if settings.trace:
-        from hocket.trace import write_trace
+        from hocket.formats import write_trace
 
         write_trace(_traced(settings, outcomes), settings.trace)
     return {
