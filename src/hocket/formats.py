@@ -70,6 +70,11 @@ def formats(*subjects: Subject) -> tuple[Format, ...]:
     return tuple(one for one in FORMATS if one.subject in subjects)
 
 
+def names(*subjects: Subject) -> list[str]:
+    """The names of the formats that write one of these."""
+    return [one.name for one in formats(*subjects)]
+
+
 def endings(*subjects: Subject) -> str:
     """The endings of files that the formats write: `.svg, .pdf`."""
     return ", ".join(suffix for one in formats(*subjects) for suffix in one.suffixes)

@@ -5,6 +5,7 @@ Heavy modules are imported inside the function of the verb that needs them.
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -45,8 +46,9 @@ def parser() -> Parser:
     out.add_argument("--version", action="version", version=f"hocket {__version__}")
     commands = out.add_subparsers(title="commands", metavar="COMMAND")
     for verb in VERBS:
-        what = verb.text[0].upper() + verb.text[1:] + "."
-        verb.add_to(commands.add_parser(verb.name, help=verb.text, description=what))
+        what = verb.options.__doc__
+        brief = what[0].lower() + what[1:].removesuffix(".")
+        verb.add_to(commands.add_parser(verb.name, help=brief, description=what))
     return out
 
 
@@ -82,7 +84,11 @@ def _run(words: Sequence[str]) -> int:
         raise UsageError(f"there is no command {words[0]!r}; {hint(words[0], names)}")
     values = parser().read(words)
     verb = values["verb"]
-    return verb.run(verb.read(values))
+    answer = verb.run(verb.read(values))
+    if isinstance(answer, int):
+        return answer
+    print(json.dumps(answer.data()) if values["json"] else answer.text)
+    return answer.status
 
 
 def _fail(error: HocketError, status: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from hocket.errors import UsageError
 from hocket.words import hint, number, whole
@@ -15,18 +15,25 @@ Given = TypeVar("Given")
 _READERS: dict[str, Callable[[str], Any]] = {"int": whole, "float": number}  # by annotation
 
 
+class Answer(NamedTuple):
+    """What a verb has to say: for people, and for --json; and the exit status."""
+
+    text: Any
+    data: Callable[[], Mapping[str, Any]]
+    status: int = 0
+
+
 @dataclass(frozen=True)
 class Verb(Generic[Given]):
-    """A command: what it does in a line, its options, and the function that runs it.
+    """A command: its options, a frozen dataclass that says what it does, and its function.
 
-    `options` is a frozen dataclass of fields made by `option` and `part`, and of `json: bool`,
-    which every command has. `run` returns the exit status.
+    The fields are made by `option` and `part`. A function that prints by itself returns the exit
+    status; it finds the flag --json, which every command has, in a field `json: bool`.
     """
 
     name: str
-    text: str
     options: type[Given]
-    run: Callable[[Given], int]
+    run: Callable[[Given], Answer | int]
 
     def read(self, values: Mapping[str, Any]) -> Given:
         """The options with these values, by the names of the fields."""
@@ -36,11 +43,11 @@ class Verb(Generic[Given]):
         """Adds the options to a parser."""
         parser.set_defaults(verb=self)
         parser.add_argument("--json", action="store_true", help="print one JSON object")
-        groups: dict[str, Any] = {"": parser}
-        for one, heading in _arguments(self.options):
-            if heading not in groups:
-                groups[heading] = parser.add_argument_group(heading)
-            _add(groups[heading], one)
+        group: Any = parser
+        for one in _arguments(self.options):
+            if one.metadata["heading"]:
+                group = parser.add_argument_group(one.metadata["heading"])
+            _add(group, one)
 
 
 def option(
@@ -50,13 +57,14 @@ def option(
     default: Any = None,
     read: Callable[[str], Any] | None = None,
     of: Mapping[str, Any] | Sequence[str] = (),
+    heading: str = "",
 ) -> Any:
     """A field that is an argument of a command; text: its help.
 
     spec: the names and what stands for the value: `-o, --output FILE`, `SCHEDULE`, `--why`. With
     `...` after it, it may be repeated; with `+`, one or more values follow. A word is read by
     `read`, or is one of the words `of` (their values, of a mapping), else as the annotation says.
-    What has no default must be given.
+    What has no default must be given. heading: in the help, above this and the following ones.
     """
     names = [word.strip(",") for word in spec.split() if word.startswith("-")]
     what = "{" + ",".join(of) + "}" if of else spec.split()[-1]
@@ -64,13 +72,14 @@ def option(
         default = ()
     elif not names:
         default = MISSING
-    more = {"names": names, "what": what, "text": text, "read": _one_of(of) if of else read}
+    read = _one_of(of) if of else read
+    more = {"names": names, "what": what, "text": text, "read": read, "heading": heading}
     return field(default=default, metadata=more)
 
 
-def part(kind: type, under: str = "") -> Any:
-    """A field that holds more options, a dataclass of its own; under: their heading."""
-    return field(metadata={"part": kind, "under": under})
+def part(kind: type) -> Any:
+    """A field that holds more options, a dataclass of its own."""
+    return field(metadata={"part": kind})
 
 
 def _one_of(words: Mapping[str, Any] | Sequence[str]) -> Callable[[str], Any]:
@@ -96,10 +105,9 @@ def _add(group: Any, one: Field[Any]) -> None:
             how |= {"action": "append"} if names else {"nargs": "*"}
         elif what.endswith("+"):
             how["nargs"] = "+"
-    if names and default is MISSING:
-        how |= {"dest": one.name, "required": True}
-    elif names:
-        how |= {"dest": one.name, "default": [] if default == () else default}
+    if names:
+        how["dest"], how["required"] = one.name, default is MISSING
+        how["default"] = [] if default == () else None if default is MISSING else default
     group.add_argument(*(names or [one.name]), **how)
 
 
@@ -115,21 +123,21 @@ def _typed(read: Callable[[str], Any]) -> Callable[[str], Any]:
     return value
 
 
-def _arguments(kind: type, under: str = "") -> Iterator[tuple[Field[Any], str]]:
-    """The fields of a dataclass and of its parts that are arguments, and their headings."""
+def _arguments(kind: type) -> Iterator[Field[Any]]:
+    """The fields of a dataclass and of its parts that are arguments."""
     for one in fields(kind):  # ty: ignore[invalid-argument-type]
         if "part" in one.metadata:
-            yield from _arguments(one.metadata["part"], one.metadata["under"] or under)
+            yield from _arguments(one.metadata["part"])
         elif one.metadata:
-            yield one, under
+            yield one
 
 
 def _read(kind: type[Given], values: Mapping[str, Any]) -> Given:
     out: dict[str, Any] = {}
     for one in fields(kind):  # ty: ignore[invalid-argument-type]
         inner = one.metadata.get("part")
-        found = values[one.name] if inner is None else _read(inner, values)
-        out[one.name] = tuple(found) if isinstance(found, list) else found
+        value = values[one.name] if inner is None else _read(inner, values)
+        out[one.name] = tuple(value) if isinstance(value, list) else value
     return kind(**out)
 
 
@@ -149,5 +157,5 @@ class Parser(argparse.ArgumentParser):
         word, verb = left[0].partition("=")[0], f"hocket {found.verb.name}"
         if not word.startswith("-"):
             raise UsageError(f"{verb} has no use for {word!r} ({verb} --help)")
-        known = [n for one, _ in _arguments(found.verb.options) for n in one.metadata["names"]]
+        known = [name for one in _arguments(found.verb.options) for name in one.metadata["names"]]
         raise UsageError(f"{verb} has no option {word}; {hint(word, ['--json', *known])}")

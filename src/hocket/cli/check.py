@@ -1,64 +1,53 @@
-"""`hocket check`: every fault of a schedule, for hocket's runtime or for torch's."""
+"""`hocket check`, for hocket's runtime or for torch's."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from hocket import files
-from hocket.cli.arguments import Verb, option, part
-from hocket.cli.output import put_json
+from hocket.cli.arguments import Answer, Verb, option, part
 from hocket.cli.selection import Selection
 
 
 @dataclass(frozen=True, kw_only=True)
-class Foreign:
-    """A check for another tool."""
-
-    tool: str | None = option(
-        "--for", "also find what torch.distributed.pipelining would get wrong; SCHEDULE may be a "
-        "CSV", of=("torch",),
-    )  # fmt: skip
-    defer_recv: bool = option("--defer-recv", "say what defer_pp_recv=True does to the order")
-    runtime: str = option(
-        "--runtime", "_PipelineScheduleRuntime, or PipelineScheduleMulti (by columns)",
-        of=("runtime", "multi"), default="runtime",
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
 class Options:
-    """Those of `hocket check`."""
+    """Find every fault of a schedule before it runs."""
 
     selection: Selection = part(Selection)
     transport: str = option(
         "--transport NAME", "how messages travel: tagged (default), ordered, rendezvous",
         default="tagged",
     )  # fmt: skip
-    foreign: Foreign = part(Foreign, under="for other tools")
-    json: bool = False
+    foreign: str | None = option(
+        "--for", "also find what torch.distributed.pipelining would get wrong; SCHEDULE may be a "
+        "CSV", of=("torch",), heading="for other tools",
+    )  # fmt: skip
+    defer_recv: bool = option("--defer-recv", "report what defer_pp_recv=True does to the order")
+    runtime: str = option(
+        "--runtime", "_PipelineScheduleRuntime, or PipelineScheduleMulti (by columns)",
+        of=("runtime", "multi"), default="runtime",
+    )  # fmt: skip
 
 
-def run(options: Options) -> int:
-    """Prints the faults; 1 where there are any."""
-    if options.foreign.tool:
+def run(options: Options) -> Answer:
+    """Every fault; 1 where there is one."""
+    if options.foreign:
         return _run_foreign(options)
     from hocket.checker import check
 
     report = check(options.selection.build(), options.transport)
-    if options.json:
-        put_json({
-            "schedule": report.schedule.name,
-            "transport": report.transport,
-            "ok": report.ok,
-            "problems": [p._asdict() for p in report.problems],
-            "notes": list(report.notes),
-        })  # fmt: skip
-    else:
-        print(report, *(f"note: {note}" for note in report.notes), sep="\n")
-    return 0 if report.ok else 1
+    text = "\n".join([str(report), *(f"note: {note}" for note in report.notes)])
+    data = {
+        "schedule": report.schedule.name,
+        "transport": report.transport,
+        "ok": report.ok,
+        "problems": [p._asdict() for p in report.problems],
+        "notes": list(report.notes),
+    }
+    return Answer(text, lambda: data, 0 if report.ok else 1)
 
 
-def _run_foreign(options: Options) -> int:
+def _run_foreign(options: Options) -> Answer:
     """What torch would get wrong: of a CSV, or of a schedule as it would be exported."""
     from hocket.interop.torch.check import check_torch
     from hocket.interop.torch.csv import torch_order
@@ -72,13 +61,9 @@ def _run_foreign(options: Options) -> int:
         text, source = torch_order(schedule, overlap=True).text, schedule.name
     report = check_torch(
         read_rows(text, source), p=selection.sizes.p, m=selection.sizes.m,
-        runtime=options.foreign.runtime, defer=options.foreign.defer_recv,
+        runtime=options.runtime, defer=options.defer_recv,
     )  # fmt: skip
-    if options.json:
-        put_json(report.as_json())
-    else:
-        print(report)
-    return 0 if report.ok else 1
+    return Answer(report, report.as_json, 0 if report.ok else 1)
 
 
-VERB = Verb("check", "find every fault of a schedule before it runs", Options, run)
+VERB = Verb("check", Options, run)

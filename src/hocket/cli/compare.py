@@ -1,16 +1,16 @@
-"""`hocket compare`: several schedules under the same costs, in one table and one chart."""
+"""`hocket compare`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hocket.cli import selection as selecting
-from hocket.cli.arguments import Verb, option, part
-from hocket.cli.output import put, put_json, warn
+from hocket.cli.arguments import Answer, Verb, option, part
+from hocket.cli.output import put, warn
 from hocket.cli.selection import Sizes, is_file
 from hocket.errors import UsageError
-from hocket.formats import Subject, choose, formats
+from hocket.formats import Subject, choose, names
 
 if TYPE_CHECKING:
     from hocket.comparison import Competitor
@@ -19,63 +19,58 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What the second of exactly two schedules must keep."""
-
-    max_makespan: float | None = option("--max-makespan T", "exit 1 if it takes longer")
-    max_bytes: float | None = option("--max-bytes N", "exit 1 if a rank needs more")
-
-
-@dataclass(frozen=True, kw_only=True)
 class Options:
-    """Those of `hocket compare`."""
+    """Every schedule that fits, in one table."""
 
-    names: tuple[str, ...] = option("SCHEDULE...", selecting.WORD)
+    schedules: tuple[str, ...] = option("SCHEDULE...", selecting.WORD)
     sizes: Sizes = part(Sizes)
     costs: str | None = selecting.costs_option()
     chart: bool = option("--chart", "draw bubble against memory too")
     format: str | None = option(
         "--format", "of the chart (default: by the file's ending, else text)",
-        of=[one.name for one in formats(Subject.COMPARISON)],
+        of=names(Subject.COMPARISON),
     )  # fmt: skip
     output: str | None = option("-o, --output FILE", "write the chart to this file")
-    limits: Limits = part(Limits, under="exactly two schedules: what the second one changes")
+    max_makespan: float | None = option(
+        "--max-makespan T", "exit 1 if it takes longer",
+        heading="exactly two schedules: what the second one changes",
+    )  # fmt: skip
+    max_bytes: float | None = option("--max-bytes N", "exit 1 if a rank needs more")
     json: bool = False
 
 
-def run(options: Options) -> int:
-    """Prints the table, and the chart where it is asked for; 1 where a limit is broken."""
+def run(options: Options) -> Answer | int:
+    """The table, and the chart where it is asked for; 1 where a limit is broken."""
     from hocket.comparison import compare
 
-    competitors, left_out = _competitors(options.names, options.sizes)
-    costs = selecting.costs_of(options.costs)
+    path, costs = options.output, selecting.costs_of(options.costs)
+    competitors, left_out = _competitors(options.schedules, options.sizes)
     table = compare(competitors, costs, left_out)
     change, broken = _change(competitors, costs, options)
-    form = choose(options.format, options.output, Subject.COMPARISON)
-    drawn = form.write(table) if options.chart or options.format or options.output else None
-    if drawn is not None and options.output:
-        put(drawn, options.output)
-    if options.json:
-        data = table.as_json()
-        if change is not None:
-            data |= {"change": change.as_json(), "exceeded": broken}
-        put_json(data | ({"chart": options.output} if options.output else {}))
-    elif drawn is not None and form.suffixes and not options.output:
-        put(drawn, None)  # the picture is the output
-    else:
-        chart = f"chart: {options.output}" if options.output else drawn
-        print(*(x for x in (table, chart, change) if x is not None), sep="\n\n")
-        for sentence in broken:
-            warn(sentence)
-    return 1 if broken else 0
+    status = 1 if broken else 0
+    form = choose(options.format, path, Subject.COMPARISON)
+    chart = form.write(table) if options.chart or options.format or path else None
+    if chart is not None and (path or (form.suffixes and not options.json)):
+        put(chart, path)
+        if path is None:  # the picture is the output
+            return status
+    for sentence in () if options.json else broken:
+        warn(sentence)
+    parts = (table, f"chart: {path}" if path else chart, change)
+    data: dict[str, Any] = {"chart": path} if path else {}
+    if change is not None:
+        data |= {"change": change.as_json(), "exceeded": broken}
+    text = "\n\n".join(str(x) for x in parts if x is not None)
+    return Answer(text, lambda: table.as_json() | data, status)
 
 
 def _change(
     competitors: list[Competitor], costs: Costs, options: Options
 ) -> tuple[Diff | None, list[str]]:
     """What the second of two schedules changes, and the limits that it breaks."""
-    if len(options.names) != 2:
-        if options.limits != Limits():
+    limits = {key: getattr(options, key) for key in ("max_makespan", "max_bytes")}
+    if len(options.schedules) != 2:
+        if any(limit is not None for limit in limits.values()):
             raise UsageError("--max-makespan and --max-bytes need exactly two schedules")
         return None, []
     from hocket.comparison import costs_of
@@ -83,7 +78,7 @@ def _change(
 
     before, after = (c.schedule for c in competitors)
     change = diff(before, after, costs_of(before, costs), b_costs=costs_of(after, costs))
-    return change, change.exceeded(**vars(options.limits))
+    return change, change.exceeded(**limits)
 
 
 def _competitors(
@@ -97,15 +92,14 @@ def _competitors(
             raise UsageError("compare needs -p and -m")
         return all_that_fit(sizes.p, sizes.m, sizes.v)
     files = {word: selecting.from_file(word, sizes) for word in words if is_file(word)}
-    common = sizes
     for key in ("p", "m"):  # the names take the size of the files, where that is one
         found = {getattr(schedule, key) for schedule in files.values()}
         if getattr(sizes, key) is None and len(found) == 1:
-            common = replace(common, **{key: found.pop()})
+            sizes = replace(sizes, **{key: found.pop()})
     return [
-        Competitor(word, files[word]) if word in files else selecting.competitor_of(word, common)
+        Competitor(word, files[word]) if word in files else selecting.competitor_of(word, sizes)
         for word in words
     ], []
 
 
-VERB = Verb("compare", "every schedule that fits, in one table", Options, run)
+VERB = Verb("compare", Options, run)

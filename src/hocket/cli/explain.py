@@ -1,12 +1,11 @@
-"""`hocket explain`: where the bubble is, why, and what would help."""
+"""`hocket explain`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from hocket.cli.arguments import Verb, option, part
-from hocket.cli.output import put_json
+from hocket.cli.arguments import Answer, Verb, option, part
 from hocket.cli.selection import Selection, costs_of, costs_option
 from hocket.words import size
 
@@ -19,31 +18,23 @@ def memory_option(use: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Those of `hocket explain`."""
+    """Where the bubble is, why, what would help."""
 
     selection: Selection = part(Selection)
     costs: str | None = costs_option()
-    memory: float | None = memory_option(
-        "that another schedule has to keep (default: what this one takes)"
-    )
+    memory: float | None = memory_option("that another schedule must keep (default: as this one)")
     alone: bool = option("--alone", "do not try the other registered schedules")
-    json: bool = False
 
 
-def run(options: Options) -> int:
-    """Prints the explanation."""
+def run(options: Options) -> Answer:
+    """The explanation."""
     from hocket.explanation import explain
     from hocket.simulator import simulate
 
-    schedule, costs = options.selection.build(), costs_of(options.costs)
-    explanation = explain(
-        simulate(schedule, costs), costs, limit=options.memory, others=not options.alone
-    )
-    if options.json:
-        put_json(explanation.as_json())
-    else:
-        print(explanation)
-    return 0
+    costs = costs_of(options.costs)
+    timeline = simulate(options.selection.build(), costs)
+    explanation = explain(timeline, costs, limit=options.memory, others=not options.alone)
+    return Answer(explanation, explanation.as_json)
 
 
-VERB = Verb("explain", "where the bubble is, why, what would help", Options, run)
+VERB = Verb("explain", Options, run)

@@ -1,4 +1,4 @@
-"""`hocket import`: a schedule, costs and times from files of other tools."""
+"""`hocket import`."""
 
 from __future__ import annotations
 
@@ -6,29 +6,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hocket import files
-from hocket.cli.arguments import Verb, option, part
+from hocket.cli.arguments import Answer, Verb, option, part
 from hocket.cli.export import LayerWeights
-from hocket.cli.output import put_json, put_notes
+from hocket.cli.output import put_notes
 from hocket.errors import UsageError
+from hocket.formats import write_trace
 
 if TYPE_CHECKING:
     from hocket.interop.traces.load import Loaded
 
 
 @dataclass(frozen=True, kw_only=True)
-class LayoutOptions:
-    """A layout of Megatron-LM in place of files."""
-
-    layout: str | None = option("--layout LAYOUT", "such as 'Et*3|(tt|)*29,m|L'")
-    p: int | None = option("-p P", "pipeline ranks")
-    m: int | None = option("-m M", "microbatches")
-    group: int | None = option("--group N", "microbatch group size per virtual stage (default: p)")
-    weights: LayerWeights = part(LayerWeights)
-
-
-@dataclass(frozen=True, kw_only=True)
 class Options:
-    """Those of `hocket import`."""
+    """Read torch's CSV, real traces, or a Megatron-LM layout."""
 
     files: tuple[str, ...] = option(
         "FILE...", "a CSV of torch; or traces: of torch.profiler one per rank (.json, .gz), or a "
@@ -40,15 +30,22 @@ class Options:
     name: str | None = option("--name NAME", "the schedule's name (default: the file's)")
     step: int | None = option("--step N", "which step of a trace (default: the median one)")
     why: bool = option("--why", "report the reason of every idle gap")
-    model: LayoutOptions = part(LayoutOptions, under="a layout of Megatron-LM, in place of files")
+    layout: str | None = option(
+        "--layout LAYOUT", "such as 'Et*3|(tt|)*29,m|L'",
+        heading="a layout of Megatron-LM, in place of files",
+    )  # fmt: skip
+    p: int | None = option("-p P", "pipeline ranks")
+    m: int | None = option("-m M", "microbatches")
+    group: int | None = option("--group N", "microbatch group size per virtual stage (default: p)")
+    weights: LayerWeights = part(LayerWeights)
     json: bool = False
 
 
-def run(options: Options) -> int:
-    """Writes what the files say, or prints it."""
+def run(options: Options) -> Answer | int:
+    """What the files say, written or printed."""
     from hocket.text import dumps
 
-    loaded = _load(options)
+    loaded, text = _load(options), ""
     if options.output:
         files.write(options.output, dumps(loaded.schedule))
     if options.costs:
@@ -56,16 +53,14 @@ def run(options: Options) -> int:
     if options.trace:
         if loaded.timeline is None:
             raise UsageError("there are no times to draw; --trace is for traces of a run")
-        from hocket.formats import write_trace
-
         write_trace(loaded.timeline, options.trace)
     if options.json:
-        put_json(_data(loaded))
-        return 0
+        return Answer("", lambda: _data(loaded))
     if loaded.timeline is not None:
-        print(_report(loaded, why=options.why))
+        text = _report(loaded, why=options.why) + "\n"
     elif not options.output:
-        print(dumps(loaded.schedule), end="")
+        text = dumps(loaded.schedule)
+    print(text, end="")
     put_notes(loaded.notes, to_stderr=loaded.timeline is None and not options.output)
     return 0
 
@@ -73,19 +68,18 @@ def run(options: Options) -> int:
 def _load(options: Options) -> Loaded:
     from hocket.interop.traces.load import Loaded, load_foreign
 
-    model = options.model
-    if model.layout is None:
-        return load_foreign(options.files, name=options.name, step=options.step)
+    layout, name = options.layout, options.name
+    if layout is None:
+        return load_foreign(options.files, name=name, step=options.step)
     from hocket.interop.megatron import megatron_run
 
     if options.files:
         raise UsageError("give files or --layout, not both")
-    if model.p is None or model.m is None:
+    if options.p is None or options.m is None:
         raise UsageError("--layout needs -p and -m")
-    read = megatron_run(
-        model.layout, p=model.p, m=model.m, group=model.group, weights=model.weights.weights()
-    )
-    schedule = read.schedule if options.name is None else read.schedule.renamed(options.name)
+    weights = options.weights.weights()
+    read = megatron_run(layout, p=options.p, m=options.m, group=options.group, weights=weights)
+    schedule = read.schedule if name is None else read.schedule.renamed(name)
     return Loaded(schedule, read.costs, None, read.warnings)
 
 
@@ -131,4 +125,4 @@ def _data(loaded: Loaded) -> dict[str, Any]:
     return data
 
 
-VERB = Verb("import", "read torch's CSV, real traces, or a Megatron-LM layout", Options, run)
+VERB = Verb("import", Options, run)

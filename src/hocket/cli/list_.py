@@ -1,4 +1,4 @@
-"""`hocket list`: every registered schedule."""
+"""`hocket list`."""
 
 from __future__ import annotations
 
@@ -6,29 +6,23 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hocket.cli.arguments import Verb
-from hocket.cli.output import put_json
+from hocket.cli.arguments import Answer, Verb
 
 if TYPE_CHECKING:
     from hocket.schedules import Entry
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Options:
-    """Those of `hocket list`."""
-
-    json: bool = False
+    """Every schedule, what it needs, its weights and source."""
 
 
-def run(options: Options) -> int:
-    """Prints the schedules, what each needs, its weights and source."""
+def run(options: Options) -> Answer:
+    """The registered schedules."""
     from hocket.schedules import entries
 
-    if options.json:
-        put_json({"schedules": [_data(entry) for entry in entries()]})
-    else:
-        print(*(line for entry in entries() for line in _lines(entry)), sep="\n")
-    return 0
+    text = "\n".join(line for entry in entries() for line in _lines(entry))
+    return Answer(text, lambda: {"schedules": [_data(entry) for entry in entries()]})
 
 
 def _lines(entry: Entry) -> Iterator[str]:
@@ -55,16 +49,12 @@ def _default(value: Any) -> str:
 def _data(entry: Entry) -> dict[str, Any]:
     formula = entry.formula
     return {
-        "name": entry.name,
-        "summary": entry.summary,
+        **{key: getattr(entry, key) for key in ("name", "summary", "options", "weights", "use")},
         "stages_per_rank": _stages(entry),
-        "options": entry.options,
         "needs": [rule.text for rule in entry.rules],
-        "weights": entry.weights,
-        "use": entry.use,
         "formula": formula and {k: getattr(formula, k) for k in ("metric", "text", "range")},
         "source": entry.source,
     }
 
 
-VERB = Verb("list", "every schedule, what it needs, its weights and source", Options, run)
+VERB = Verb("list", Options, run)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
 
 from hocket.errors import UsageError
 from hocket.files import write
@@ -28,11 +26,6 @@ def put(data: str | bytes, path: str | None) -> None:
         raise UsageError("refusing to write a PDF to a terminal; give --output FILE.pdf")
     else:
         sys.stdout.buffer.write(data)
-
-
-def put_json(data: dict[str, Any]) -> None:
-    """Prints one JSON object."""
-    print(json.dumps(data))
 
 
 def warn(text: str) -> None:

@@ -1,17 +1,17 @@
-"""`hocket plan`: the best schedule for given costs under a limit."""
+"""`hocket plan`."""
 
 from __future__ import annotations
 
 import math
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket import files
-from hocket.cli.arguments import Verb, option, part
-from hocket.cli.output import check_writable, put_json, warn
+from hocket.cli.arguments import Answer, Verb, option
+from hocket.cli.output import check_writable, warn
 from hocket.cli.selection import costs_of, costs_option
 from hocket.errors import UsageError
 from hocket.words import Number, sizes, wholes
@@ -45,27 +45,32 @@ def _levels(text: str) -> tuple[Any, ...]:
     return tuple(map(level, _list(text)))
 
 
-# The fields of these are those of a Request; None where that has a default of its own.
 @dataclass(frozen=True, kw_only=True)
-class Limits:
-    """What a rank may hold, in bytes or in microbatches."""
+class Options:
+    """The best schedule for these costs under a limit."""
 
+    # What bears the name of a field of Request is that; None is its default.
+    p: tuple[int, ...] | None = option(
+        "-p P", "ranks: 8, or several to choose from: 4,8", read=wholes
+    )
+    m: int | None = option("-m M", "microbatches")
+    v: tuple[int, ...] | None = option("-v V", "stages per rank: 2, or several: 1,2,4", read=wholes)
+    recorded: tuple[str, ...] = option(
+        "--from TRACE+",
+        "traces of a run, one per rank: a better order for its measured costs, in its memory",
+    )
+    costs_file: str | None = costs_option()
     memory: Any = option(
         "--memory LIMIT", "bytes of each rank: 80GB, 80GiB or 80e9, or one per rank: 80e9,40e9",
-        read=_limit,
+        read=_limit, heading="limits",
     )  # fmt: skip
     in_flight: Any = option(
         "--in-flight N", "microbatches in flight: 4, or one per rank: 4,3,2,1", read=_limit
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Space:
-    """What may vary."""
-
     shapes: tuple[str, ...] | None = option(
         "--shapes LIST",
-        f"placements to try, of {', '.join(SHAPES)} (default: linear,looped,v,wave)", read=_list,
+        f"placements to try, of {', '.join(SHAPES)} (default: linear,looped,v,wave)",
+        read=_list, heading="what may vary",
     )  # fmt: skip
     copies: int | None = option("--copies N", "most copies of weights (default: 1)")
     slices: int | None = option("--slices N", "most slices of a sequence (default: 1)")
@@ -73,49 +78,36 @@ class Space:
         "--backward", "I and W apart, together, or whichever is better (default)", of=_SPLIT
     )
     recompute: tuple[Any, ...] | None = option(
-        "--recompute LIST",
-        "what stages may compute again: full, selective=TIME/BYTES (default: nothing)",
-        read=_levels,
+        "--recompute LIST", "what stages may recompute: full, selective=TIME/BYTES", read=_levels
     )
     buffers: str | None = option(
-        "--buffers",
-        "receive buffers beside the activations: of each in flight, or each of the step",
+        "--buffers", "receive buffers beside activations: per microbatch in flight, or of the step",
         of=_BUFFERS,
-    )
+    )  # fmt: skip
     layers: Costs | None = option(
         "--layers FILE", "costs of each layer (TOML): the cut is chosen too", read=costs_of
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Search:
-    """What is searched for, and how long."""
-
     objective: str = option(
         "--objective",
         "makespan: barrier after a step (default); span: steps overlap; period: step to step",
-        of=OBJECTIVES, default="makespan",
+        of=OBJECTIVES, default="makespan", heading="the search",
     )  # fmt: skip
     margin: float | None = option(
-        "--margin X", "of orders within this share of the best the simplest (default: 0; 0.03 "
+        "--margin X", "the simplest order within this fraction of the best one (default: 0; 0.03 "
         "where ranks share cores)",
     )  # fmt: skip
     time_limit: float | None = option("--time S", "seconds to search (default: 20; a curve: 300)")
     patience: float | None = option("--patience S", "seconds without a better order that end it")
-    rounds: int = option("--rounds N", "most rounds of search", default=1000)
+    rounds: int | None = option("--rounds N", "most rounds of search (default: 1000)")
     threads: int | None = option("--threads N", "threads that search (default: one per core)")
-    seed: int = option("--seed N", "of the search (default: 0)", default=0)
+    seed: int | None = option("--seed N", "of the search (default: 0)")
     search: bool = option("--no-search", "only named schedules and list scheduling", default=True)
     named: bool = option("--no-named", "leave the registered schedules out", default=True)
     solver: bool = option("--solver", "prove it with OR-tools where it is small enough")
     solver_time: float | None = option("--solver-time S", "seconds more for that (default: 60)")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Answers:
-    """What is shown and written."""
-
-    output: str | None = option("--output FILE", "write the schedule (.sched)")
+    output: str | None = option(
+        "--output FILE", "write the schedule (.sched)", heading="what is shown"
+    )
     stage_costs: str | None = option(
         "--stage-costs FILE", "write the costs of its stages (TOML), with which simulate, show, "
         "view and run know its times",
@@ -127,64 +119,38 @@ class Answers:
     points: int = option("--points N", "limits of a curve from-to (default: 9)", default=9)
     sensitivity: bool = option("--sensitivity", "what faster links, memory, microbatches give")
     jitter: float | None = option(
-        "--jitter X", "prefer the order whose makespan is best when work varies by this share "
-        "(0.05: 5 %%)",
-    )  # fmt: skip
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """Those of `hocket plan`."""
-
-    p: tuple[int, ...] | None = option(
-        "-p P", "ranks: 8, or several to choose from: 4,8", read=wholes
+        "--jitter X", "the order that is best when work varies by this fraction (0.05: 5 %%)"
     )
-    m: int | None = option("-m M", "microbatches")
-    v: tuple[int, ...] | None = option("-v V", "stages per rank: 2, or several: 1,2,4", read=wholes)
-    recorded: tuple[str, ...] = option(
-        "--from TRACE+",
-        "traces of a run, one per rank: a better order for its measured costs, in its memory",
-    )
-    costs: str | None = costs_option()
-    limits: Limits = part(Limits, under="limits")
-    space: Space = part(Space, under="what may vary")
-    search: Search = part(Search, under="the search")
-    answers: Answers = part(Answers, under="what is shown")
-    json: bool = False
 
 
-def run(options: Options) -> int:
-    """Plans what the options ask for, and prints the plan. Raises: HocketError."""
-    _check_output(options.answers)
+def run(options: Options) -> Answer:
+    """The plan that the options ask for. Raises: HocketError."""
+    _check_output(options)
     _check_jitter(options)
-    if options.answers.curve:
-        return _run_curve(options, options.answers.curve)
+    if options.curve:
+        return _run_curve(options, options.curve)
     from hocket.planner.report import as_json, as_text
 
     recorded = _from_run(options) if options.recorded else None
-    plan = recorded.plan if recorded is not None else _planned(options)
-    extra = _extra(options.answers, plan)
+    plan = _planned(options) if recorded is None else recorded.plan
+    extra = _extra(options, plan)
     best = extra["jitter"].best if "jitter" in extra else plan.schedule
-    written = _write(options.answers, plan, best)
-    if options.json:
-        data = as_json(plan)
-        data = data if recorded is None else recorded.as_json() | {"plan": data}
-        put_json(data | {k: v.as_json() for k, v in extra.items()})
-        return 0
-    head = [] if recorded is None else [recorded]
-    print(*head, as_text(plan), *extra.values(), sep="\n\n")
+    written = _write(options, plan, best)
+    data, head = as_json(plan), []
+    if recorded is not None:
+        data, head = recorded.as_json() | {"plan": data}, [str(recorded)]
+    text = "\n\n".join([*head, as_text(plan), *map(str, extra.values())])
     if written:
         what = "" if best is plan.schedule else f" ({best.name}, the best when times vary)"
-        print(f"written: {', '.join(written)}{what}")
-    return 0
+        text += f"\nwritten: {', '.join(written)}{what}"
+    return Answer(text, lambda: data | {k: v.as_json() for k, v in extra.items()})
 
 
 def _planned(options: Options) -> Plan:
     from hocket.planner.planning import plan
 
     request = request_of(options)
-    jitter = options.answers.jitter
-    if jitter is not None and (request.layers or request.costs).cores is not None:
+    if options.jitter is not None and (request.layers or request.costs).cores is not None:
         raise UsageError(
             "--jitter replays orders, which does not tell what ranks that share cores do to "
             "each other; leave out cores in the costs"
@@ -192,7 +158,7 @@ def _planned(options: Options) -> Plan:
     return _with_progress(plan, request)
 
 
-def _extra(asked: Answers, plan: Plan) -> dict[str, Any]:
+def _extra(asked: Options, plan: Plan) -> dict[str, Any]:
     """What is asked for beside the plan; an interrupt, also one before, leaves it out."""
     from hocket.planner.sensitivity import jittered, sensitivity
 
@@ -209,10 +175,10 @@ def _extra(asked: Answers, plan: Plan) -> dict[str, Any]:
     return extra
 
 
-def _check_output(answers: Answers) -> None:
+def _check_output(options: Options) -> None:
     """Raises UsageError where a file cannot be written, or is named as another format."""
     for word, path, ending in (
-        ("--output", answers.output, ".sched"), ("--stage-costs", answers.stage_costs, ".toml")
+        ("--output", options.output, ".sched"), ("--stage-costs", options.stage_costs, ".toml")
     ):  # fmt: skip
         check_writable(path)
         if path and Path(path).suffix not in ("", ending):
@@ -224,7 +190,7 @@ def _check_output(answers: Answers) -> None:
 
 def _check_jitter(options: Options) -> None:
     """Raises UsageError where orders cannot be compared under this jitter."""
-    jitter, objective = options.answers.jitter, options.search.objective
+    jitter, objective = options.jitter, options.objective
     if jitter is None:
         return
     if not 0 < jitter < math.inf:
@@ -233,27 +199,22 @@ def _check_jitter(options: Options) -> None:
         raise UsageError(f"--jitter compares makespans; leave out --objective {objective}")
 
 
-def _run_curve(options: Options, text: str) -> int:
+def _run_curve(options: Options, text: str) -> Answer:
     """The time under each limit. Raises: HocketError."""
     from hocket.planner.curve import SECONDS, curve
 
-    answers, limits = options.answers, options.limits
-    refused = {
-        "--from": options.recorded, "--memory": limits.memory, "--in-flight": limits.in_flight,
-        "--sensitivity": answers.sensitivity, "--jitter": answers.jitter,
-        "--output": answers.output, "--stage-costs": answers.stage_costs,
+    given = {
+        "--from": options.recorded, "--memory": options.memory, "--in-flight": options.in_flight,
+        "--sensitivity": options.sensitivity, "--jitter": options.jitter,
+        "--output": options.output, "--stage-costs": options.stage_costs,
     }  # fmt: skip
-    for word, given in refused.items():
-        if given:
+    for word, value in given.items():
+        if value:
             raise UsageError(f"--curve plans once for each of its limits; leave out {word}")
-    what, values = _limits_of(text, answers.points)
-    more = {"time_limit": SECONDS} if options.search.time_limit is None else {}
+    what, values = _limits_of(text, options.points)
+    more = {"time_limit": SECONDS} if options.time_limit is None else {}
     found = _with_progress(curve, request_of(options, **more), what, values)
-    if options.json:
-        put_json(found.as_json())
-    else:
-        print(found)
-    return 0
+    return Answer(found, found.as_json)
 
 
 def _limits_of(text: str, count: int) -> tuple[str, tuple[Any, ...]]:
@@ -283,17 +244,15 @@ def request_of(options: Options, **more: Any) -> Request:
 
     if options.p is None or options.m is None:
         raise UsageError("plan needs the numbers of ranks and microbatches: give -p and -m")
-    return Request(
-        p=options.p, m=options.m, costs=costs_of(options.costs), **(_asked(options) | more)
-    )
+    return Request(costs=costs_of(options.costs_file), **(_asked(options) | more))
 
 
 def _asked(options: Options) -> dict[str, Any]:
     """The fields of a request that the options give; what is left out is not there."""
-    fields = {"v": options.v}
-    for asked in (options.limits, options.space, options.search):
-        fields |= vars(asked)
-    return {name: value for name, value in fields.items() if value is not None}
+    from hocket.planner.request import Request
+
+    given = {field.name: getattr(options, field.name, None) for field in fields(Request)}
+    return {name: value for name, value in given.items() if value is not None}
 
 
 def _from_run(options: Options) -> WhatIf:
@@ -301,8 +260,8 @@ def _from_run(options: Options) -> WhatIf:
     from hocket.planner.from_run import what_if
 
     for value, word in (
-        (options.p, "-p"), (options.m, "-m"), (options.costs, "--costs"),
-        (options.space.layers, "--layers"),
+        (options.p, "-p"), (options.m, "-m"), (options.costs_file, "--costs"),
+        (options.layers, "--layers"),
     ):  # fmt: skip
         if value is not None:
             raise UsageError(f"--from takes sizes and costs from the run; leave out {word}")
@@ -327,18 +286,18 @@ def _progress(now: Progress) -> None:
     print(text, end="", file=sys.stderr, flush=True)
 
 
-def _write(answers: Answers, plan: Plan, best: Schedule) -> list[str]:
+def _write(options: Options, plan: Plan, best: Schedule) -> list[str]:
     """Writes the best schedule and the costs of its stages where asked; the files' names."""
     from hocket.costs import costs_toml
     from hocket.text import dumps
 
     costs = next((c for _, s, c in plan.finalists if s is best), plan.costs)
-    if answers.output:
-        files.write(answers.output, dumps(best))
-    if answers.stage_costs:
+    if options.output:
+        files.write(options.output, dumps(best))
+    if options.stage_costs:
         head = [f"of the stages of {best.name}, by plan"]
-        files.write(answers.stage_costs, costs_toml(costs, head))
-    return [path for path in (answers.output, answers.stage_costs) if path]
+        files.write(options.stage_costs, costs_toml(costs, head))
+    return [path for path in (options.output, options.stage_costs) if path]
 
 
-VERB = Verb("plan", "the best schedule for these costs under a limit", Options, run)
+VERB = Verb("plan", Options, run)

@@ -1,21 +1,22 @@
-"""`hocket profile`: measures the costs of a real model."""
+"""`hocket profile`."""
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from typing import Any
 
 from hocket import files
 from hocket.cli.arguments import Verb, option, part
-from hocket.cli.output import check_writable, put_json
+from hocket.cli.output import check_writable
 from hocket.cli.selection import Selection
-from hocket.cli.training import Training, checked, everywhere
+from hocket.cli.training import Training, everywhere
 from hocket.train.settings import Order
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Those of `hocket profile`."""
+    """Measure the costs of a real model."""
 
     selection: Selection = part(Selection)
     training: Training = part(Training)
@@ -35,19 +36,16 @@ def run(options: Options) -> int:
     selection, named = options.selection.apart(options.output)
     path, schedule = named or "costs.toml", selection.build()
     check_writable(path)
-    orders = checked(Order(selection.schedule, schedule))
-    settings = options.training.settings(orders, 10)
+    settings = options.training.settings([Order(selection.schedule, schedule)], 10)
     if options.backward == "both":
         settings = replace(settings, orders=both_ways(schedule))
 
     def show(result: dict[str, Any]) -> None:
         files.write(path, result["toml"])
-        if options.json:
-            put_json(result | {"output": path})
-        else:
-            print(f"{result['text']}\n\nwritten: {path}; use it with --costs {path}")
+        text = f"{result['text']}\n\nwritten: {path}; use it with --costs {path}"
+        print(json.dumps(result | {"output": path}) if options.json else text)
 
     return everywhere(measure, settings, show, quiet=options.json)
 
 
-VERB = Verb("profile", "measure the costs of a real model", Options, run)
+VERB = Verb("profile", Options, run)

@@ -1,4 +1,4 @@
-"""`hocket show`: a schedule drawn, or as text."""
+"""`hocket show`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hocket.cli.arguments import Verb, option, part
 from hocket.cli.output import put
 from hocket.cli.selection import Selection, costs_of, costs_option
 from hocket.errors import UsageError
-from hocket.formats import Look, Subject, choose, endings, formats
+from hocket.formats import Look, Subject, choose, endings, names
 
 _NARROWEST = 20  # columns of a grid
 _SUBJECTS = (Subject.TIMELINE, Subject.SCHEDULE)
@@ -18,14 +18,13 @@ _SUBJECTS = (Subject.TIMELINE, Subject.SCHEDULE)
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Those of `hocket show`."""
+    """Draw a schedule, or print its text."""
 
     selection: Selection = part(Selection)
     costs: str | None = costs_option()
     format: str | None = option(
-        "--format", "default: by the file's ending, else grid",
-        of=[one.name for one in formats(*_SUBJECTS)],
-    )  # fmt: skip
+        "--format", "default: by the file's ending, else grid", of=names(*_SUBJECTS)
+    )
     width: int | None = option("--width N", "columns of the grid (default: the terminal's)")
     output: str | None = option(
         "--output FILE", f"write to this file ({endings(*_SUBJECTS)}); also -o FILE"
@@ -46,11 +45,8 @@ def run(options: Options) -> int:
     from hocket.simulator import simulate
 
     plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
-    look = Look(
-        width=options.width,
-        colour=sys.stdout.isatty() and path is None and not plain,
-        ascii=not _draws_lines(),
-    )
+    colour = sys.stdout.isatty() and path is None and not plain
+    look = Look(width=options.width, colour=colour, ascii=not _draws_lines())
     put(form.write(simulate(schedule, costs_of(options.costs)), look), path)
     if selection.is_file and not form.suffixes:
         from hocket.recognise import recognise
@@ -69,4 +65,4 @@ def _draws_lines() -> bool:
     return True
 
 
-VERB = Verb("show", "draw a schedule, or print its text", Options, run)
+VERB = Verb("show", Options, run)

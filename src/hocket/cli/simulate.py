@@ -1,12 +1,12 @@
-"""`hocket simulate`: the predicted times and memory of a schedule, and its trace."""
+"""`hocket simulate`."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from hocket.cli.arguments import Verb, option, part
-from hocket.cli.output import put_json, warn
+from hocket.cli.arguments import Answer, Verb, option, part
+from hocket.cli.output import warn
 from hocket.cli.selection import Selection, costs_of, costs_option
 from hocket.formats import Subject, endings, trace_size, write_trace
 from hocket.words import below, ranges
@@ -19,7 +19,7 @@ _LARGE = 100_000  # actions from which on a trace is measured before it is writt
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Those of `hocket simulate`."""
+    """Predict time, bubble, memory and critical path."""
 
     selection: Selection = part(Selection)
     costs: str | None = costs_option()
@@ -29,29 +29,25 @@ class Options:
     ranks: tuple[range, ...] | None = option(
         "--ranks RANKS", "ranks in the trace, such as 0-7 (default: all)", read=ranges
     )
-    why: bool = option("--why", "report the reason of every idle gap", default=False)
+    why: bool = option("--why", "report the reason of every idle gap")
     blocking_receive: bool = option(
         "--blocking-receive", "a RECV in the order holds its rank until the message is there"
     )
-    json: bool = False
 
 
-def run(options: Options) -> int:
-    """Prints the timeline, and writes its trace."""
+def run(options: Options) -> Answer:
+    """The timeline; writes its trace."""
     from hocket.comparison import as_json, as_text
     from hocket.simulator import simulate
 
-    schedule, costs = options.selection.build(), costs_of(options.costs)
+    schedule, costs, trace = options.selection.build(), costs_of(options.costs), options.trace
     timeline = simulate(schedule, costs, blocking=options.blocking_receive)
-    if options.trace:
-        _write_trace(timeline, options.trace, options.ranks)
-    if options.json:
-        put_json(as_json(timeline, costs) | ({"trace": options.trace} if options.trace else {}))
-        return 0
-    print(as_text(timeline, costs, why=options.why))
-    if options.trace:
-        print(f"trace: {options.trace} (open it at ui.perfetto.dev)")
-    return 0
+    text = as_text(timeline, costs, why=options.why)
+    if trace is None:
+        return Answer(text, lambda: as_json(timeline, costs))
+    _write_trace(timeline, trace, options.ranks)
+    text += f"\ntrace: {trace} (open it at ui.perfetto.dev)"
+    return Answer(text, lambda: as_json(timeline, costs) | {"trace": trace})
 
 
 def _write_trace(timeline: Timeline, path: str, ranks: tuple[range, ...] | None) -> None:
@@ -63,4 +59,4 @@ def _write_trace(timeline: Timeline, path: str, ranks: tuple[range, ...] | None)
     write_trace(timeline, path, ranks=shown)
 
 
-VERB = Verb("simulate", "predict time, bubble, memory and critical path", Options, run)
+VERB = Verb("simulate", Options, run)

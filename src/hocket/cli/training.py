@@ -9,20 +9,22 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
-from hocket.cli.arguments import option, part
+from hocket.cli.arguments import option
 from hocket.cli.output import warn
 from hocket.errors import RunError, UsageError
 from hocket.train.settings import DEMO, DISPATCH, MOE, SLEEP, Order, Settings, sequences
 from hocket.words import settings
 
+_KEPT = ("lr", "seed", "dispatch", "verify", "timeout", "device", "data")  # as Settings has them
+
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """How to train, by the names of Settings; None where the model or the command chooses."""
+class Training:
+    """What to train and how; None where the model or the command chooses."""
 
     nproc: int | None = option(
         "--nproc N", "local processes, the schedule's ranks once for each replica of the pipeline "
-        "(default: one; two for the MoE demo, whose experts they share)",
+        "(default: one; two for the MoE demo, whose experts they share)", heading="the run",
     )  # fmt: skip
     steps: int | None = option("--steps N", "training steps (default: 20; of a profile 10)")
     lr: float = option("--lr X", "learning rate of Adam (default: 0.001)", default=1e-3)
@@ -31,71 +33,49 @@ class Run:
     )
     seed: int = option("--seed N", "of weights, batches and dropout (default: 0)", default=0)
     dispatch: str | None = option(
-        "--dispatch",
-        "where a rank waits (default: queues, where ranks have several; else receive)",
-        of=DISPATCH,
-    )
+        "--dispatch", "where a rank waits (default: queues, where ranks have several; else "
+        "receive)", of=DISPATCH,
+    )  # fmt: skip
     verify: bool = option("--verify", "first compare a step with the unpipelined model")
     timeout: float = option("--timeout S", "longest silence, in seconds", default=60.0)
     device: str = option(
         "--device", "(cuda: one GPU per rank; untested)", of=("cpu", "cuda"), default="cpu"
     )
-    data: str | None = option("--data FILE", "text (default: Python's documentation topics)")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """What to train, and options of it."""
-
     model: str | None = option(
-        "--model PKG.MOD:BUILD", f"your own (default: {DEMO}; for phases of MoE layers {MOE})"
-    )
+        "--model PKG.MOD:BUILD", f"your own (default: {DEMO}; for phases of MoE layers {MOE})",
+        heading="the model",
+    )  # fmt: skip
     model_options: tuple[str, ...] = option(
         "-O KEY=VALUE...", "an option of the model's build or batch; again for more"
     )
+    data: str | None = option("--data FILE", "text (default: Python's documentation topics)")
     seq: int | None = option("--seq N", "length of a sequence (demo: 128)")
     layers: int | None = option("--layers N", "layers of the model (demo: 8)")
     width: int | None = option("--width N", "width of the model (demo: 128)")
     dropout: float | None = option("--dropout X", "dropout (demo: 0)")
     float64: bool = option("--float64", "train in double precision")
 
-    def options(self) -> dict[str, Any]:
-        """The options for the model, by name. Raises: UsageError."""
-        named = {key: getattr(self, key) for key in ("seq", "layers", "width", "dropout")}
-        named["dtype"] = "float64" if self.float64 else None
-        try:
-            more = settings(self.model_options)
-        except UsageError as error:
-            raise UsageError(f"-O: {error}") from None
-        return {key: value for key, value in named.items() if value is not None} | more
-
-
-@dataclass(frozen=True, kw_only=True)
-class Training:
-    """What to train and how."""
-
-    run: Run = part(Run, under="the run")
-    model: Model = part(Model, under="the model")
-
     def settings(self, orders: Sequence[Order], steps: int, **more: Any) -> Settings:
         """The settings of a training by the first of some orders, and by the others beside it.
 
         steps: where they are not given. more: fields of Settings.
 
-        Raises: UsageError for numbers or orders that do not fit each other.
+        Raises: UsageError for numbers or orders that do not fit each other, ScheduleError.
         """
+        from hocket.checker import check
         from hocket.lower.phases import has_phases  # and with it numpy: not for --help
 
+        for order in orders:
+            check(order.schedule).raise_if_bad()
         schedule = orders[0].schedule
         p, m = schedule.p, sequences(schedule)
-        model = self.model.model or (MOE if has_phases(schedule.placement) else DEMO)
-        values: dict[str, Any] = vars(self.run) | more
-        values["nproc"] = _processes(p, model, self.run.nproc)
-        for key, default in (("steps", steps), ("batch", 2 * m)):
-            values[key] = default if values[key] is None else values[key]
+        model = self.model or (MOE if has_phases(schedule.placement) else DEMO)
+        values = {key: value for key, value in vars(self).items() if key in _KEPT} | more
         out = Settings(
             schedule=schedule, orders=_distinct(orders), model=model,
-            model_options=self.model.options(), **values,
+            model_options=self._model_options(), nproc=_processes(p, model, self.nproc),
+            steps=steps if self.steps is None else self.steps,
+            batch=2 * m if self.batch is None else self.batch, **values,
         )  # fmt: skip
         if out.nproc < 1 or out.nproc % p:
             raise UsageError(
@@ -110,6 +90,15 @@ class Training:
             )
         _refuse_unlike(orders, model, out.model_options)
         return out
+
+    def _model_options(self) -> dict[str, Any]:
+        named = {key: getattr(self, key) for key in ("seq", "layers", "width", "dropout")}
+        named["dtype"] = "float64" if self.float64 else None
+        try:
+            more = settings(self.model_options)
+        except UsageError as error:
+            raise UsageError(f"-O: {error}") from None
+        return {key: value for key, value in named.items() if value is not None} | more
 
 
 def _refuse_unlike(orders: Sequence[Order], model: str, options: dict[str, Any]) -> None:
@@ -172,15 +161,6 @@ def _processes(p: int, model: str, asked: int | None) -> int:
     return 2 * p if model == MOE else p
 
 
-def checked(*orders: Order) -> Sequence[Order]:
-    """The same orders. Raises: ScheduleError where one of them cannot run."""
-    from hocket.checker import check
-
-    for order in orders:
-        check(order.schedule).raise_if_bad()
-    return orders
-
-
 # --- the ranks ---------------------------------------------------------------------------------
 
 Work = Callable[[Callable[[Any], None], Settings], "dict[str, Any] | None"]
@@ -235,17 +215,12 @@ class Progress:
         if self.quiet:
             return
         index, loss, *seconds = news
-        width = len(str(self.steps))
-        text = f"step {index + 1:{width}}/{self.steps}  loss {loss:.4f}"
+        text = f"step {index + 1:{len(str(self.steps))}}/{self.steps}  loss {loss:.4f}"
         text += "".join(f"  {one:.3f} s" for one in seconds)
-        if self.in_place:
-            print(f"\r{text}  ", end="", flush=True)
-            self.open = True
-        else:
-            print(text, flush=True)
+        self.open = self.in_place
+        print(*(["\r" + text, "  "] if self.open else [text, "\n"]), sep="", end="", flush=True)
 
     def end(self) -> None:
         """Leaves the line that changes in place."""
-        if self.open:
-            print()
-            self.open = False
+        print("\n" if self.open else "", end="")
+        self.open = False

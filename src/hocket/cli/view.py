@@ -1,15 +1,16 @@
-"""`hocket view`: the interactive page of a schedule or of traces, served or as one file."""
+"""`hocket view`, served or as one file."""
 
 from __future__ import annotations
 
+import json
 import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hocket.cli.arguments import Verb, option, part
+from hocket.cli.arguments import Answer, Verb, option, part
 from hocket.cli.explain import memory_option
-from hocket.cli.output import put, put_json, warn
+from hocket.cli.output import put, warn
 from hocket.cli.selection import Selection, beside, costs_option
 from hocket.errors import UsageError
 
@@ -21,7 +22,7 @@ _FOREIGN = (".json", ".gz", ".pftrace", ".csv")
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Those of `hocket view`."""
+    """The interactive page: tiles, memory, chains."""
 
     selection: Selection = part(Selection)
     costs: str | None = costs_option()
@@ -32,8 +33,7 @@ class Options:
     step: int | None = option("--step N", "which step of the traces (default: the median)")
     memory: float | None = memory_option("drawn under the tiles")
     beside: str | None = option(
-        "--beside SCHEDULE",
-        "a second schedule below the first: a name (same p and m), or a .sched file",
+        "--beside SCHEDULE", "a second schedule below: a name (same p and m), or a .sched file"
     )
     output: str | None = option("--output FILE", "write one self-contained file, serve nothing")
     port: int = option("--port N", "port on 127.0.0.1 (default: a free one)", default=0)
@@ -41,7 +41,7 @@ class Options:
     json: bool = False
 
 
-def run(options: Options) -> int:
+def run(options: Options) -> Answer | int:
     """Writes the page (--output), or serves it until Ctrl-C."""
     selection, path = options.selection.apart(options.output)
     given = _given(replace(options, selection=selection))
@@ -53,11 +53,8 @@ def run(options: Options) -> int:
     text = page(shown(given), limit=given.limit, notes=given.notes)
     put(text, path)
     n_bytes = len(text.encode())
-    if options.json:
-        put_json({"page": path, "bytes": n_bytes})
-    else:
-        print(f"page: {path} ({n_bytes / 1000:.0f} kB; open it in a browser)")
-    return 0
+    sentence = f"page: {path} ({n_bytes / 1000:.0f} kB; open it in a browser)"
+    return Answer(sentence, lambda: {"page": path, "bytes": n_bytes})
 
 
 def _given(options: Options) -> Given:
@@ -111,17 +108,12 @@ def _serve(given: Given, options: Options) -> int:
 
 
 def _announce(url: str, options: Options) -> None:
-    if options.json:
-        put_json({"url": url})
-    else:
-        print(f"{url} (Ctrl-C ends it)")
-    sys.stdout.flush()
-    if options.no_open:
-        return
-    import webbrowser
+    print(json.dumps({"url": url}) if options.json else f"{url} (Ctrl-C ends it)", flush=True)
+    if not options.no_open:
+        import webbrowser
 
-    if not webbrowser.open(url):
-        warn("no browser found here; open the address yourself")
+        if not webbrowser.open(url):
+            warn("no browser found here; open the address yourself")
 
 
-VERB = Verb("view", "the interactive page: tiles, memory, chains", Options, run)
+VERB = Verb("view", Options, run)
