@@ -4,15 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from hocket import limits
 from hocket.errors import UsageError
 
 
 def read(path: str | Path) -> bytes:
-    """The content of a file. Raises: UsageError."""
+    """The content of a file. Raises: UsageError, also for a file that is too large."""
     try:
-        return Path(path).read_bytes()
+        if Path(path).is_file():
+            limits.at_most(f"{path}: bytes", Path(path).stat().st_size, limits.FILE)
+            return Path(path).read_bytes()
+        with Path(path).open("rb") as stream:
+            data = stream.read(limits.STREAM + 1)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(data) > limits.STREAM:
+        raise UsageError(f"{path}: is no file, and has more than {limits.STREAM:,} bytes")
+    return data
 
 
 def read_text(path: str | Path) -> str:

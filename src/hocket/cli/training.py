@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from hocket import limits
 from hocket.cli.arguments import option
 from hocket.cli.output import warn
 from hocket.errors import RunError, UsageError
@@ -77,6 +78,9 @@ class Training:
             steps=steps if self.steps is None else self.steps,
             batch=2 * m if self.batch is None else self.batch, **values,
         )  # fmt: skip
+        if not _launched():
+            advice = "start them with torchrun, on several machines"
+            limits.at_most("--nproc: processes of one machine", out.nproc, limits.PROCESSES, advice)
         if out.nproc < 1 or out.nproc % p:
             raise UsageError(
                 f"--nproc is {out.nproc}, but the schedule has {p} rank{'s' * (p > 1)}; give a "

@@ -10,6 +10,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from hocket.files import read_text
 from hocket.ir import Schedule
 from hocket.page.document import page_data, trace_bytes
 from hocket.recognise import Match, recognise
-from hocket.schedules import build, entries, entry
+from hocket.schedules import build, entries, entry, settings_of
 from hocket.simulator import simulate
 from hocket.timeline import Timeline
 from hocket.words import options_text
@@ -207,7 +208,8 @@ def entry_of(name: str) -> Any:
 
 def _built(name: str, p: int, m: int, v: int | None, options: dict[str, Any]) -> Schedule:
     found = entry_of(name)
-    size = 3 * p * m * (v or found.stages_per_rank)
+    settings = settings_of(found, p, m, v, options)
+    size = 3 * prod(found.extent(settings))
     if size > MOST_ACTIONS:
         raise UsageError(
             f"p={p} m={m} has about {size:,} actions; the page shows at most {MOST_ACTIONS:,}"

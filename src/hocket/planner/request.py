@@ -10,6 +10,7 @@ from typing import NamedTuple
 from hocket.costs import Bytes, Costs, Number
 from hocket.errors import UsageError
 from hocket.ir import Placement, Schedule, linear, looped, mirrored, vshape, wave
+from hocket.limits import PLANNED, at_most, check_schedule
 from hocket.planner.recompute import Level
 from hocket.search.bounds import Bound
 
@@ -123,6 +124,9 @@ class Request:
             number = getattr(self, name)
             if number is not None and not number > 0:
                 raise UsageError(f"{name.replace('_', ' ')} is {number}; it must be above 0")
+        p = max(self.p) if isinstance(self.p, tuple) else self.p
+        at_most("a plan: ranks", p, PLANNED)
+        check_schedule("a plan", p, p * max(self.v), self.m, self.slices)
 
     def check_costs(self) -> None:
         """Raises UsageError where limits and costs do not fit each other."""

@@ -10,15 +10,19 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
 from importlib import import_module
+from itertools import islice, product
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hocket import limits
 from hocket.costs import Costs, Number, fused_rule
 from hocket.errors import HocketError, UsageError
 from hocket.ir import Schedule
 from hocket.words import hint
 
 Generator = Callable[..., Schedule]
+
+_REACH = 4096  # how far settings that fit are looked for
 
 
 class Rule(NamedTuple):
@@ -83,6 +87,13 @@ class Entry:
     def summary(self) -> str:
         """First line of the generator's docstring."""
         return (inspect.getdoc(self.make) or "").partition("\n")[0]
+
+    def extent(self, settings: dict[str, Any]) -> tuple[int, int, int]:
+        """How many stages, microbatches and slices these settings make, about."""
+        each = {key: settings.get(key) for key in ("v", "layers", "slices")}
+        v, layers, slices = (x if isinstance(x, int) and x > 0 else 1 for x in each.values())
+        stages = settings["p"] * layers * (v if self.takes_v else self.stages_per_rank)
+        return stages, settings["m"], slices
 
     def broken(self, settings: dict[str, Any]) -> list[Rule]:
         """The rules that these settings break."""
@@ -193,6 +204,7 @@ def build(name: str, *, p: int, m: int, v: int | None = None, **options: Any) ->
     """
     found = entry(name)
     settings = settings_of(found, p, m, v, options)
+    limits.check_schedule(name, settings["p"], *found.extent(settings))
     broken = found.broken(settings)
     if broken:
         raise UsageError(_refusal(found, settings, broken))
@@ -290,7 +302,7 @@ def _nearest(found: Entry, settings: dict[str, Any]) -> list[str]:
     """Settings that fit and differ in one number, nearest first, at most four; else in p and m."""
     out = []
     numbers = [k for k, v in settings.items() if isinstance(v, int) and not isinstance(v, bool)]
-    reach = 4 * max(settings["p"], settings["m"], 8)
+    reach = min(4 * max(settings["p"], settings["m"], 8), _REACH)
     for key in numbers:
         value = settings[key]
         for step in (-1, 1):
@@ -304,10 +316,11 @@ def _nearest(found: Entry, settings: dict[str, Any]) -> list[str]:
 def _nearest_pair(found: Entry, settings: dict[str, Any], reach: int) -> list[str]:
     """p and m that fit together, p as near as can be, then m."""
     p, m = settings["p"], settings["m"]
-    for near_p in sorted(range(1, p + 9), key=lambda x: abs(x - p)):
-        for near_m in sorted(range(1, m + reach), key=lambda x: abs(x - m)):
-            if not found.broken({**settings, "p": near_p, "m": near_m}):
-                return [f"p={near_p} m={near_m}"]
+    mbs = sorted(range(max(1, m - reach), m + reach), key=lambda x: abs(x - m))
+    ranks = sorted(range(max(1, p - reach), p + 9), key=lambda x: abs(x - p))
+    for near_p, near_m in islice(product(ranks, mbs), 10 * _REACH):
+        if not found.broken({**settings, "p": near_p, "m": near_m}):
+            return [f"p={near_p} m={near_m}"]
     return []
 
 
