@@ -4,14 +4,15 @@ import json
 
 import pytest
 
-from hocket import build, dumps
-from hocket.cli import main
+from hocket import build, dumps, words
+from hocket.cli import VERBS, main, parser
+from hocket.errors import UsageError
 
 DEADLOCK = "# hocket 1\nname d\npath 0: 0 1\n0: 0F0 0B0 0F1 0B1\n1: 1F0 1F1 1B0 1B1\n"
 
 
-def _run(capsys, *words):
-    status = main([str(w) for w in words])
+def _run(capsys, *args):
+    status = main([str(w) for w in args])
     out = capsys.readouterr()
     return status, out.out, out.err
 
@@ -166,7 +167,78 @@ def test_a_schedule_that_cannot_run_exits_1_with_every_problem(capsys, tmp_path)
     assert (status, out) == (1, "") and "deadlock" in err
     _, out, _ = _run(capsys, "check", path, "--json")
     assert json.loads(out)["ok"] is False
-    assert json.loads(out)["problems"][0]["action"] == "0B0"
+    problem = json.loads(out)["problems"][0]
+    assert (problem["code"], problem["action"]) == ("HK101", "0B0")
+    status, out, err = _run(capsys, "simulate", path, "--json")
+    assert status == 1 and json.loads(out)["problems"] == [problem]
+    assert err == f"hocket: {problem['text']}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "text", "code"),
+    [
+        (["show", "none"], None, "HK200"),
+        (["show", "bad.sched"], "name 1f1b\n", "HK300"),
+        (["simulate", "1f1b", "-p", 2, "-m", 2, "--costs", "bad.toml"], "F = -1\n", "HK400"),
+        (["plan", "-p", 2, "-m", 2, "--in-flight", "0.01", "--no-search"], None, "HK500"),
+    ],
+)
+def test_an_error_has_its_code_where_json_is_asked_for(
+    capsys, tmp_path, monkeypatch, words, text, code
+):
+    monkeypatch.chdir(tmp_path)
+    if text is not None:
+        (tmp_path / str(words[-1])).write_text(text)
+    status, out, err = _run(capsys, *words, "--json")
+    assert status == (1 if code == "HK500" else 2)
+    assert err.startswith("hocket: ")
+    assert {problem["code"] for problem in json.loads(out)["problems"]} == {code}
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["shwo"], "there is no command 'shwo'; did you mean show?"),
+        (["show", "ZB-V", "-p", 2, "-m", 4], "there is no schedule 'ZB-V'; did you mean zb-v?"),
+        (["show", "1f1b", "--fromat", "svg"],
+         "hocket show has no option --fromat; did you mean --format?"),
+        (["show", "1f1b", "--format", "svgg"],
+         "--format: 'svgg' is none of these; did you mean svg?"),
+        (["export", "1f1b", "--to", "torch"],
+         "--to: 'torch' is none of these; did you mean torch-csv?"),
+        (["show", "1f1b", "-p", "two"], "-p: expected a whole number, found 'two'"),
+        (["show", "1f1b", "-p"], "-p: expected one argument"),
+        (["show"], "the following arguments are required: SCHEDULE (hocket show --help)"),
+        (["show", "1f1b", "2"], "hocket show has no use for '2' (hocket show --help)"),
+        (["show", "a.csv"],
+         "a.csv is no .sched file; `hocket import a.csv` reads it, `hocket check a.csv --for "
+         "torch` checks it"),
+        (["simulate", "a.pftrace"],
+         "a.pftrace is no .sched file; `hocket import a.pftrace` reads it"),
+    ],
+)  # fmt: skip
+def test_a_wrong_word_is_one_sentence_with_the_nearest_right_one(
+    capsys, tmp_path, monkeypatch, words, message
+):
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.csv", "a.pftrace"):
+        (tmp_path / name).write_text("0F0,0B0\n")
+    assert _run(capsys, *words) == (2, "", f"hocket: {message}\n")
+
+
+def test_every_command_takes_json():
+    options = vars(parser())["_subparsers"]._group_actions[0].choices
+    assert set(options) == {verb.name for verb in VERBS} >= {"demo", "list", "run", "view"}
+    assert all("--json" in one._option_string_actions for one in options.values())
+
+
+def test_sizes_are_read_with_their_units():
+    assert [words.size(text) for text in ("80GB", "80 GiB", "80e9", "1.5kB", "512")] == [
+        80_000_000_000, 85_899_345_920, 80_000_000_000, 1500, 512,
+    ]  # fmt: skip
+    for text in ("80QB", "GB", "inf", "nan"):
+        with pytest.raises(UsageError):
+            words.size(text)
 
 
 def test_a_file_with_faults_exits_2_and_names_every_line(capsys, tmp_path):

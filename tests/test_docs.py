@@ -13,12 +13,14 @@ import pytest
 
 import hocket.schedules
 from hocket.cli import main, parser
+from hocket.errors import Code
 from hocket.schedules import entries
 
 ROOT = Path(__file__).parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
 
 import check_site  # noqa: E402
+import make_errors  # noqa: E402
 import make_gallery  # noqa: E402
 import make_pictures as pages  # noqa: E402
 
@@ -170,6 +172,13 @@ def test_the_layers_in_the_design_page_are_those_that_are_held():
     blocks = [b.text.split("\n") for b in pages.blocks(ROOT / "docs/design.md") if b.kind == "text"]
     shown = [name for line in blocks[1] for name in line.split()]
     assert shown[::-1] == LAYERS
+
+
+def test_the_page_of_codes_is_what_the_table_says_and_every_code_is_raised():
+    assert make_errors.PAGE.read_text() == make_errors.page()
+    sources = "\n".join(path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    raised = set(re.findall(r"\bCode\.([A-Z_]+)", sources))
+    assert raised == {code.name for code in Code}
 
 
 def test_the_gallery_is_what_the_registry_says():

@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hocket.checker import Report, check
     from hocket.costs import Bytes, Costs, load_costs
-    from hocket.errors import HocketError
+    from hocket.errors import (
+        Code,
+        CostError,
+        HocketError,
+        PlanError,
+        Problem,
+        RunError,
+        ScheduleError,
+        TextError,
+        UsageError,
+    )
     from hocket.formats import write_trace
     from hocket.ir import Action, Kind, Placement, Schedule
     from hocket.planner import Request, plan
@@ -21,30 +31,27 @@ if TYPE_CHECKING:
 
 __version__ = "0.2.0"
 
-_HOME = {
-    "Action": "ir",
-    "Bytes": "costs",
-    "Costs": "costs",
-    "HocketError": "errors",
-    "Kind": "ir",
-    "Placement": "ir",
-    "Report": "checker",
-    "Request": "planner",
-    "Schedule": "ir",
-    "Timeline": "timeline",
-    "build": "schedules",
-    "check": "checker",
-    "dumps": "text",
-    "load_costs": "costs",
-    "loads": "text",
-    "plan": "planner",
-    "simulate": "simulator",
-    "write_trace": "formats",
+_NAMES = {
+    "checker": "Report check",
+    "costs": "Bytes Costs load_costs",
+    "errors": "Code CostError HocketError PlanError Problem RunError ScheduleError TextError "
+    "UsageError",
+    "formats": "write_trace",
+    "ir": "Action Kind Placement Schedule",
+    "planner": "Request plan",
+    "schedules": "build",
+    "simulator": "simulate",
+    "text": "dumps loads",
+    "timeline": "Timeline",
 }
 
+_HOME = {name: room for room, names in _NAMES.items() for name in names.split()}
+
 __all__ = [
-    "Action", "Bytes", "Costs", "HocketError", "Kind", "Placement", "Report", "Request", "Schedule",
-    "Timeline", "build", "check", "dumps", "load_costs", "loads", "plan", "simulate", "write_trace",
+    "Action", "Bytes", "Code", "CostError", "Costs", "HocketError", "Kind", "Placement",
+    "PlanError", "Problem", "Report", "Request", "RunError", "Schedule", "ScheduleError",
+    "TextError", "Timeline", "UsageError", "build", "check", "dumps", "load_costs", "loads",
+    "plan", "simulate", "write_trace",
 ]  # fmt: skip
 
 

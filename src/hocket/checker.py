@@ -10,7 +10,7 @@ import numpy as np
 
 from hocket import loops
 from hocket.deps import FULL, IS_MESSAGE, IS_WORK, NEEDS, PARTNER, ROWS, SPLIT, WORK, Kind
-from hocket.errors import Problem, ScheduleError, UsageError
+from hocket.errors import Code, Problem, ScheduleError, UsageError
 from hocket.graph import (
     Graph,
     Index,
@@ -89,6 +89,7 @@ def raise_fault(schedule: Schedule, *, blocking: bool) -> NoReturn:
     raise ScheduleError(
         _deadlock(
             graph(schedule, blocking=True),
+            Code.BLOCKED_RECEIVE,
             " when a RECV holds its queue",
             "\n  (so it is with p2p overhead in the costs, or --blocking-receive); without that "
             "this order runs, and with it the order that insert_communication makes",
@@ -135,14 +136,16 @@ class _Where:
         stream = f"/{queue.stream}" if queue.stream else ""
         return f"rank {queue.rank}{stream} slot {self.slot(position)}"
 
-    def problem(self, position: int, text: str) -> Problem:
-        return Problem(self.rank(position), self.slot(position), self.action(position), text)
+    def problem(self, position: int, text: str, code: Code) -> Problem:
+        where = self.rank(position), self.slot(position), self.action(position)
+        return Problem(*where, text, code)
 
 
 def _some(problems: list[Problem], more: int, what: str) -> list[Problem]:
     """The problems, and one that counts those left out."""
     if more > 0:
-        problems.append(Problem(None, None, "", f"... and {more} more {what}"))
+        text, code = f"... and {more} more {what}", problems[-1].code
+        problems.append(Problem(None, None, "", text, code))
     return problems
 
 
@@ -165,7 +168,8 @@ def _misplaced(schedule: Schedule, index: Index) -> list[Problem]:
         else:
             k = placement.path_of[mb]
             text = f"path {k} has no stage {stage} (its stages are 0 to {lengths[a] - 1})"
-        out.append(where.problem(a, f"{where.place(a)}: {where.action(a)}: {text}"))
+        text = f"{where.place(a)}: {where.action(a)}: {text}"
+        out.append(where.problem(a, text, Code.UNKNOWN_ACTION))
     _some(out, int((~known).sum()) - SHOWN, "such actions")
     table, paths = schedule.home, placement.path_by_mb
     own = schedule.queue_of_slot[schedule.slot_of_action]
@@ -181,7 +185,7 @@ def _misplaced(schedule: Schedule, index: Index) -> list[Problem]:
             f"{where.place(a)}: {where.action(a)} belongs on rank {queue} "
             f"(path {k} places stage {stage} there)"
         )
-        out.append(where.problem(a, text))
+        out.append(where.problem(a, text, Code.MISPLACED))
     return _some(out, len(wrong) - SHOWN, "misplaced actions")
 
 
@@ -197,7 +201,7 @@ def _mixed(schedule: Schedule, index: Index) -> list[Problem]:
     for slot in mixed[:SHOWN].tolist():
         a = int(slots[slot])
         text = f"{where.place(a)}: {schedule.slot(slot)} holds work and messages; give them apart"
-        out.append(where.problem(a, text))
+        out.append(where.problem(a, text, Code.MIXED_SLOT))
     return _some(out, len(mixed) - SHOWN, "such slots")
 
 
@@ -217,20 +221,18 @@ def _counts(schedule: Schedule, index: Index) -> list[Problem]:
             + ", ".join(where.place(a) for a in places[:4])
             + "; each action runs once"
         )
-        out.append(where.problem(places[1], text))
+        out.append(where.problem(places[1], text, Code.DOUBLED))
     _some(out, len(doubled) - SHOWN, "doubled actions")
     stages, mbs = _all_pairs(schedule)
     has = {kind: index.find(kind, stages, mbs) for kind in Kind}
     there = {kind: found < index.n for kind, found in has.items()}
-    for absent, text in _absences(schedule, there):
+    for absent, name, text, code in _absences(schedule, there):
         for i in np.flatnonzero(absent)[:SHOWN].tolist():
             queue = schedule.placement.queue(int(stages[i]), int(mbs[i]))
-            action = f"{stages[i]}{text[0]}{mbs[i]}"
-            out.append(
-                Problem(queue.rank, None, action, f"rank {queue}: {action} {text[1]}".format(
-                    stage=stages[i], mb=mbs[i]))
-            )  # fmt: skip
-        _some(out, int(absent.sum()) - SHOWN, f"such {text[0]}")
+            action = f"{stages[i]}{name}{mbs[i]}"
+            sentence = f"rank {queue}: {action} {text.format(stage=stages[i], mb=mbs[i])}"
+            out.append(Problem(queue.rank, None, action, sentence, code))
+        _some(out, int(absent.sum()) - SHOWN, f"such {name}")
     out += _messages_complete(schedule, index)
     return out
 
@@ -272,7 +274,7 @@ def _is_whole(schedule: Schedule) -> bool:
     loops.run(loops.census, n, (seen, placement.lengths, placement.n_stages), (found,))
     sets = np.flatnonzero(found)
     there = {kind: sets >> kind & 1 > 0 for kind in WORK}
-    return not n_odd and not any(absent.any() for absent, _ in _absences(schedule, there))
+    return not n_odd and not any(one[0].any() for one in _absences(schedule, there))
 
 
 def _all_pairs(schedule: Schedule) -> tuple[Array, Array]:
@@ -285,8 +287,8 @@ def _all_pairs(schedule: Schedule) -> tuple[Array, Array]:
 
 def _absences(
     schedule: Schedule, there: dict[Kind, Array]
-) -> Iterator[tuple[Array, tuple[str, str]]]:
-    """(which pairs, (kind letter, what is wrong)) for each way to be incomplete.
+) -> Iterator[tuple[Array, str, str, Code]]:
+    """Which pairs, the kind's letter, what is wrong and its code, for each way to be incomplete.
 
     A stage runs the kinds of `deps.FULL` or those of `deps.SPLIT` for each microbatch.
     """
@@ -294,17 +296,19 @@ def _absences(
     (full,), parts = ([k for k in way if k not in always] for way in (FULL, SPLIT))
     begun = np.logical_and.reduce([there[kind] for kind in always])
     for kind in always:
-        yield ~there[kind], (kind.name, "is missing: stage {stage} never runs microbatch {mb}")
+        text = "is missing: stage {stage} never runs microbatch {mb}"
+        yield ~there[kind], kind.name, text, Code.MISSING
     if schedule.is_forward_only:
         return
     some = np.logical_or.reduce([there[kind] for kind in parts])
     none = begun & ~there[full] & ~some
-    yield none, (full.name, "is missing: stage {stage} has no backward for microbatch {mb}")
+    text = "is missing: stage {stage} has no backward for microbatch {mb}"
+    yield none, full.name, text, Code.MISSING
     halves = " and ".join(kind.name for kind in parts)
     before = np.zeros_like(some)
     for kind in parts:
         text = f"is beside {{stage}}{kind.name}{{mb}}: use a full backward, or {halves}"
-        yield there[full] & there[kind] & ~before, (full.name, text)
+        yield there[full] & there[kind] & ~before, full.name, text, Code.EXCLUSIVE
         before |= there[kind]
     for kind in parts:
         others = [k for k in parts if k != kind]
@@ -315,7 +319,7 @@ def _absences(
             if needing is None
             else f"is missing, but {{stage}}{needing.name}{{mb}} needs it"
         )
-        yield some & ~there[kind] & ~there[full], (kind.name, text)
+        yield some & ~there[kind] & ~there[full], kind.name, text, Code.MISSING
 
 
 def _messages_complete(schedule: Schedule, index: Index) -> list[Problem]:
@@ -330,20 +334,14 @@ def _messages_complete(schedule: Schedule, index: Index) -> list[Problem]:
         to = index.stages[at] + offset
         inside = (to >= 0) & (to < index.lengths[index.mbs[at]])
         for a in at[~inside].tolist():
-            out.append(
-                where.problem(
-                    a, f"{where.place(a)}: {where.action(a)} has no stage on its other side"
-                )
-            )
+            text = f"{where.place(a)}: {where.action(a)} has no stage on its other side"
+            out.append(where.problem(a, text, Code.UNPAIRED))
         at, to = at[inside], to[inside]
         alone = at[index.find(other, to, index.mbs[at]) == index.n]
         for a in alone[:SHOWN].tolist():
             partner = f"{int(index.stages[a]) + offset}{other.name}{int(index.mbs[a])}"
-            out.append(
-                where.problem(
-                    a, f"{where.place(a)}: {where.action(a)} has no partner; {partner} is missing"
-                )
-            )
+            text = f"{where.place(a)}: {where.action(a)} has no partner; {partner} is missing"
+            out.append(where.problem(a, text, Code.UNPAIRED))
         _some(out, len(alone) - SHOWN, f"{kind.name} without a partner")
     out += _uncarried(schedule, index, where)
     return out
@@ -357,13 +355,11 @@ def _uncarried(schedule: Schedule, index: Index, where: _Where) -> list[Problem]
     out = []
     for e in bare[:SHOWN].tolist():
         a, source = int(g.target[e]), int(g.source[e])
-        out.append(
-            where.problem(
-                a,
-                f"{where.place(a)}: {where.action(a)} needs {where.action(source)} of rank "
-                f"{where.rank(source)}, but no SEND and RECV carry it",
-            )
+        text = (
+            f"{where.place(a)}: {where.action(a)} needs {where.action(source)} of rank "
+            f"{where.rank(source)}, but no SEND and RECV carry it"
         )
+        out.append(where.problem(a, text, Code.UNCARRIED))
     return _some(out, len(bare) - SHOWN, "results that no message carries")
 
 
@@ -385,18 +381,18 @@ def _own_order(schedule: Schedule, index: Index) -> list[Problem]:
             having, found = having[there], found[there]
             late = (queue[having] == queue[found]) & (slot[having] < slot[found])
             for a, source in zip(having[late][:SHOWN].tolist(), found[late].tolist(), strict=False):
-                out.append(
-                    where.problem(
-                        a,
-                        f"{where.place(a)}: {where.action(a)} is placed before "
-                        f"{where.action(source)} (slot {where.slot(source)}), {need.what}",
-                    )
+                text = (
+                    f"{where.place(a)}: {where.action(a)} is placed before "
+                    f"{where.action(source)} (slot {where.slot(source)}), {need.what}"
                 )
+                out.append(where.problem(a, text, Code.OUT_OF_ORDER))
             _some(out, int(late.sum()) - SHOWN, f"{kind.name} before what they need")
     return out
 
 
-def _deadlock(g: Graph, when: str = "", advice: str = "") -> list[Problem]:
+def _deadlock(
+    g: Graph, code: Code = Code.DEADLOCK, when: str = "", advice: str = ""
+) -> list[Problem]:
     """Each cycle of waits of a schedule that stops, action by action, and who hangs behind them.
 
     when, advice: what is said after "deadlock", and at the end of each cycle.
@@ -416,11 +412,11 @@ def _deadlock(g: Graph, when: str = "", advice: str = "") -> list[Problem]:
                 text += f", which runs together with {where.action(int(g.target[next_edge]))}"
             lines.append(f"\n  {text}")
         text = f"deadlock{when}: circular wait:{''.join(lines)}{advice}"
-        out.append(where.problem(int(g.target[one[0][1]]), text))
+        out.append(where.problem(int(g.target[one[0][1]]), text, code))
     _some(out, len(found) - SHOWN, "circular waits")
     for _, edge in behind[:SHOWN]:
         text, _ = _wait(g, where, edge)
-        out.append(where.problem(int(g.target[edge]), f"hangs behind it: {text}"))
+        out.append(where.problem(int(g.target[edge]), f"hangs behind it: {text}", code))
     return _some(out, len(behind) - SHOWN, "queues that hang behind it")
 
 
@@ -475,7 +471,7 @@ def _crossed(schedule: Schedule) -> list[Problem]:
         )
         if count > 2:
             text += f" ({count} messages of this channel are out of order)"
-        out.append(where.problem(r, text))
+        out.append(where.problem(r, text, Code.SWAPPED))
     return out
 
 
@@ -493,6 +489,7 @@ def _unmet(schedule: Schedule) -> list[Problem]:
     g = _rendezvous(schedule, index, blocking)
     return _deadlock(
         g,
+        Code.BLOCKED_SEND,
         " when sends block",
         "\n  ranks that both send first must send and receive in one slot, such as "
         "0SEND_F1+0RECV_B0; the order that insert_communication makes never blocks",

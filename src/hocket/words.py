@@ -24,7 +24,8 @@ _MOST = 10_000  # numbers that one word may stand for
 def hint(word: str, known: Iterable[str], otherwise: str = "") -> str:
     """The known words that look like this one, whatever the case of its letters; else all."""
     lower = {name.lower(): name for name in known}
-    close = [lower[name] for name in get_close_matches(word.lower(), lower, n=3, cutoff=0.6)]
+    near = [word.lower()] if word.lower() in lower else get_close_matches(word.lower(), lower)
+    close = [lower[name] for name in near]
     if close:
         return f"did you mean {' or '.join(close)}?"
     return otherwise or f"choose from {', '.join(lower.values())}"

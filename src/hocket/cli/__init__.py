@@ -60,10 +60,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         status = _run(words)
         sys.stdout.flush()
         return status
-    except (UsageError, TextError, CostError) as error:
-        return _fail(error, 2)
     except HocketError as error:
-        return _fail(error, 1)
+        if "--json" in words:
+            print(json.dumps({"problems": [one._asdict() for one in error.problems]}))
+        output.warn(str(error))
+        return 2 if isinstance(error, UsageError | TextError | CostError) else 1
     except BrokenPipeError:  # the reader (`| head`) has seen enough
         output.drop()
         return 0
@@ -72,7 +73,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except OSError as error:  # a full disk under the output, say
         output.drop()
-        return _fail(UsageError(f"cannot write: {error.strerror}"), 1)
+        output.warn(f"cannot write: {error.strerror}")
+        return 1
 
 
 def _run(words: Sequence[str]) -> int:
@@ -89,8 +91,3 @@ def _run(words: Sequence[str]) -> int:
         return answer
     print(json.dumps(answer.data()) if values["json"] else answer.text)
     return answer.status
-
-
-def _fail(error: HocketError, status: int) -> int:
-    output.warn(str(error))
-    return status

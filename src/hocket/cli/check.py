@@ -36,7 +36,8 @@ def run(options: Options) -> Answer:
     from hocket.checker import check
 
     report = check(options.selection.build(), options.transport)
-    text = "\n".join([str(report), *(f"note: {note}" for note in report.notes)])
+    codes = ", ".join(sorted({problem.code for problem in report.problems}))
+    notes = [*(f"note: {note}" for note in report.notes), *([f"codes: {codes}"] if codes else [])]
     data = {
         "schedule": report.schedule.name,
         "transport": report.transport,
@@ -44,7 +45,7 @@ def run(options: Options) -> Answer:
         "problems": [p._asdict() for p in report.problems],
         "notes": list(report.notes),
     }
-    return Answer(text, lambda: data, 0 if report.ok else 1)
+    return Answer("\n".join([str(report), *notes]), lambda: data, 0 if report.ok else 1)
 
 
 def _run_foreign(options: Options) -> Answer:

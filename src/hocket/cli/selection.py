@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from hocket.costs import Costs
     from hocket.ir import Schedule
 
+FOREIGN = (".json", ".gz", ".pftrace", ".csv")  # files of other tools, and traces
 WORD = "a name from `hocket list`, name:key=value,..., module:function, or a .sched file"
 
 
@@ -91,6 +92,9 @@ def from_file(path: str, sizes: Sizes, more: Sequence[str] = ()) -> Schedule:
     """The schedule in a file; sizes that are given must be those of the file."""
     from hocket.text import load
 
+    if Path(path).suffix.lower() in FOREIGN:
+        csv = f", `hocket check {path} --for torch` checks it" if path.endswith(".csv") else ""
+        raise UsageError(f"{path} is no .sched file; `hocket import {path}` reads it{csv}")
     schedule = load(path)
     for key in ("p", "m"):
         given = getattr(sizes, key)

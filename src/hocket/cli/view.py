@@ -11,13 +11,11 @@ from typing import TYPE_CHECKING
 from hocket.cli.arguments import Answer, Verb, option, part
 from hocket.cli.explain import memory_option
 from hocket.cli.output import put, warn
-from hocket.cli.selection import Selection, beside, costs_option
+from hocket.cli.selection import FOREIGN, Selection, beside, costs_option
 from hocket.errors import UsageError
 
 if TYPE_CHECKING:
     from hocket.page.api import Given
-
-_FOREIGN = (".json", ".gz", ".pftrace", ".csv")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +60,7 @@ def _given(options: Options) -> Given:
     from hocket.page.api import Given
 
     selection, costs, memory = options.selection, options.costs, options.memory
-    if Path(selection.schedule).suffix.lower() in _FOREIGN:
+    if Path(selection.schedule).suffix.lower() in FOREIGN:
         return _of_traces(options)
     if options.step is not None:
         raise UsageError("--step is for traces of torch.profiler")

@@ -14,7 +14,7 @@ from typing import Any
 
 from hocket.checker import check
 from hocket.deps import ENDS, PARTNER
-from hocket.errors import Problem, ScheduleError
+from hocket.errors import Code, Problem, ScheduleError
 from hocket.interop.torch.csv import (
     TorchOrder,
     from_rows,
@@ -163,17 +163,21 @@ def deferred_receives(schedule: Schedule) -> Deferred:
 # --- the file -------------------------------------------------------------------------------
 
 
+def _fault(rank: int | None, slot: int | None, action: str, text: str) -> Problem:
+    return Problem(rank, slot, action, text, Code.TORCH)
+
+
 def _problem(rank: int, cell: Cell, text: str) -> Problem:
-    return Problem(rank, cell.column, str(cell.item), f"rank {rank} cell {cell.column}: {text}")
+    return _fault(rank, cell.column, str(cell.item), f"rank {rank} cell {cell.column}: {text}")
 
 
 def _rows(file: TorchFile, p: int | None) -> Iterator[Problem]:
     """Lines that are no rank, and the wrong number of ranks."""
     for rank, row in enumerate(file.rows):
         if not row:
-            yield Problem(rank, None, "", f"line {rank + 1} is blank; torch counts it as a rank")
+            yield _fault(rank, None, "", f"line {rank + 1} is blank; torch counts it as a rank")
     if p is not None and len(file.rows) != p:
-        yield Problem(None, None, "", f"the file has {len(file.rows)} ranks, but the run has {p}")
+        yield _fault(None, None, "", f"the file has {len(file.rows)} ranks, but the run has {p}")
 
 
 def _words(file: TorchFile, form: str) -> Iterator[Problem]:
@@ -192,7 +196,7 @@ def _words(file: TorchFile, form: str) -> Iterator[Problem]:
     if form == "compute_comms":
         for rank, empty in enumerate(file.bubbles):
             if empty:
-                yield Problem(
+                yield _fault(
                     rank, None, "", f"rank {rank} has {empty} empty cells; torch refuses them in a "
                     "file with messages: leave them out",
                 )  # fmt: skip
@@ -227,7 +231,7 @@ def _range(file: TorchFile, m: int | None) -> list[Problem]:
         known = {x.mb for _, c in file.cells() for x in c.item.leaves if x.mb is not None}
         if len(known) != m:
             text = f"the file has {len(known)} microbatches, but the run has {m}"
-            out.append(Problem(None, None, "", text))
+            out.append(_fault(None, None, "", text))
     return out
 
 
@@ -296,7 +300,7 @@ def _housekeeping(file: TorchFile, form: str) -> Iterator[Problem]:
 
 def _reduction(rank: int, stage: int, end: Cell, reduced: list[Cell]) -> Iterator[Problem]:
     if not reduced:
-        yield Problem(
+        yield _fault(
             rank, None, f"{stage}REDUCE_GRAD",
             f"rank {rank}: {stage}REDUCE_GRAD is missing; without it the gradients of stage "
             f"{stage} are not divided by the number of microbatches: silently wrong",
