@@ -4,6 +4,7 @@ import re
 from pathlib import Path
 
 import hocket
+import hocket.errors
 import hocket.runtime
 
 PAGE = Path(__file__).parent.parent / "docs" / "reference.md"
@@ -11,7 +12,7 @@ PAGE = Path(__file__).parent.parent / "docs" / "reference.md"
 
 def test_every_public_name_is_in_the_reference():
     shown = re.findall(r"^::: (\S+)$", PAGE.read_text(encoding="utf-8"), re.M)
-    errors = {name for name in hocket.__all__ if name.endswith("Error")}
+    errors = {name for name in hocket.__all__ if name in vars(hocket.errors)}
     names = {f"hocket.{name}" for name in set(hocket.__all__) - errors}
     names |= {f"hocket.runtime.{name}" for name in hocket.runtime.__all__}
     assert set(shown) == names | {"hocket.errors"}

@@ -82,7 +82,7 @@ def findings(texts):
 
 
 # What is still to be rewritten; it may only shrink.
-LEFT = 190
+LEFT = 150
 
 
 def test_no_banned_phrase():
