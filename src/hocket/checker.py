@@ -499,14 +499,22 @@ def _unmet(schedule: Schedule) -> list[Problem]:
 def _rendezvous(schedule: Schedule, index: Index, g: Graph) -> Graph:
     """The graph in which a message starts when both ranks have reached it.
 
-    Slots are the nodes again, so that messages of one slot progress together; each side waits
-    for what precedes the other side.
+    Slots are the nodes again, so that messages of one slot progress together. Each side waits
+    for what precedes the other side, and the receive for what the send needs. A message of a
+    queue to itself waits for its own receive.
     """
-    slot = schedule.slot_of_action
+    slot, queue = schedule.slot_of_action, schedule.queue_of_slot
     is_comm = IS_MESSAGE[index.kinds]
-    keep = ~(is_comm[g.source] & is_comm[g.target])
-    sources, targets = [g.source[keep]], [g.target[keep]]
     sends, receives = message_pairs(index)
+    receive_of = np.arange(index.n)
+    receive_of[sends] = receives
+    work = ~is_comm[g.source]
+    sources = [g.source[work], g.source[work]]
+    targets = [g.target[work], receive_of[g.target[work]]]
+    # A rank receives before it works; SEND to RECV is no edge, for the two meet.
+    keep = is_comm[g.source] & ~is_comm[g.target]
+    sources.append(g.source[keep])
+    targets.append(g.target[keep])
     is_first = np.zeros(schedule.n_slots + 1, dtype=bool)
     is_first[schedule.starts[:-1]] = True
     for here, there in ((sends, receives), (receives, sends)):
@@ -514,6 +522,9 @@ def _rendezvous(schedule: Schedule, index: Index, g: Graph) -> Graph:
         has = ~is_first[slot[there]]
         sources.append(schedule.slots[before[has]])
         targets.append(here[has])
+    own = (queue[slot[sends]] == queue[slot[receives]]) & (slot[sends] != slot[receives])
+    sources.append(receives[own])
+    targets.append(sends[own])
     return assemble(schedule, np.concatenate(sources), np.concatenate(targets))
 
 

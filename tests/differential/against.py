@@ -163,10 +163,7 @@ def verdicts_agree(seed, folder):
 
 
 def compare_verdicts(seed, order):
-    transports = list(TRANSPORTS)
-    if "rendezvous on streams" in OPEN and any("/" in q for q in order.queues):
-        transports.remove("rendezvous")
-    wanted = {transport: verdict(order, transport) for transport in transports}
+    wanted = {transport: verdict(order, transport) for transport in TRANSPORTS}
     schedule = hocket.loads(write(order))
     fine = {transport: hocket.check(schedule, transport=transport).ok for transport in wanted}
     wrong = [
@@ -214,7 +211,7 @@ def bounds_hold(seed, folder):
     costs = oracle_draw.costs(rng, order)
     if has_slots_of_messages(order):
         costs.pop("p2p_overhead", None)
-    if "slice" in costs and "bounds with slices" not in OPEN:
+    if "slice" in costs:
         costs["slice"] = [x / 4 for x in costs["slice"]]
     (folder / "drawn.sched").write_text(write(order))
     (folder / "costs.toml").write_text(toml(costs))
@@ -252,8 +249,6 @@ def near(a, b):
 
 def is_open_bound(order, costs):
     """Whether a bound of this order is known to be wrong."""
-    if "bounds with a rank that runs nothing" in OPEN and not all(order.queues.values()):
-        return True
     messages = any(a.kind not in WORK for a in order.actions())
     if "bounds with messages and p2p overhead" in OPEN and messages and "p2p_overhead" in costs:
         return True
@@ -338,20 +333,13 @@ def refused(error, most, where):
 
 def least(order, costs, backward, most, plan, branches):
     """The least makespan of all orders asked for, and whether it is certain."""
-    classes = [backward]
-    if backward == "either" and "plans that mix whole and split backwards" in OPEN:
-        split = [i + w for i, w in zip(costs["I"], costs["W"], strict=True)]
-        if any(b < iw for b, iw in zip(costs.get("B", split), split, strict=True)):
-            classes = ["whole", "split"]
-    best, certain = Fraction(plan.value), True
-    for one in classes:
-        search = oracle_optima.Search(order.paths, order.path_of, costs, backward=one, most=most)
-        try:
-            found = search.below(best, most=branches)
-        except oracle_optima.TooLarge:
-            found, certain = search.found, False
-        best = best if found is None else found
-    return best, certain
+    best = Fraction(plan.value)
+    search = oracle_optima.Search(order.paths, order.path_of, costs, backward=backward, most=most)
+    try:
+        found, certain = search.below(best, most=branches), True
+    except oracle_optima.TooLarge:
+        found, certain = search.found, False
+    return best if found is None else found, certain
 
 
 CLAIMS = {

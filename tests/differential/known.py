@@ -8,10 +8,6 @@ OPEN = {
     "messages within a rank",
     "transfers in a slot of messages",
     "slots of messages on streams",
-    "rendezvous on streams",
-    "bounds with slices",
-    "bounds with a rank that runs nothing",
     "bounds with messages and p2p overhead",
     "bounds with slots along a chain",
-    "plans that mix whole and split backwards",
 }

@@ -22,7 +22,6 @@ def is_open(reason):
     return pytest.mark.xfail(strict=True, reason=reason)
 
 
-@is_open("messages within a rank: rendezvous takes a send that its own queue receives later")
 def test_a_send_that_blocks_is_never_received_behind_itself():
     text = "# hocket 1\nname self\npath 0: 0 0\n0: 0F0 0SEND_F0 1RECV_F0 1F0 1B0 0B0\n"
     assert verdict(read(text), "rendezvous") == "blocked"
@@ -72,7 +71,6 @@ path 0: 0 1 0
     assert not hocket.check(hocket.loads(text)).ok
 
 
-@is_open("rendezvous on streams: a receive ends though the result that is sent is not there")
 def test_a_receive_waits_for_the_work_behind_the_send_on_another_stream():
     text = """# hocket 1
 name streams
@@ -88,11 +86,10 @@ path 0: 0 1
 BOUNDS = [
     pytest.param(
         "slices 2\npath 0: 0 1\n0: 0F0 0F1 0B1 0B0\n1: 1F0 1F1 1B1 1B0", {"slice": [0.5, 0.5]}, 4.5,
-        marks=is_open("bounds with slices: factors below 1 are left out"), id="slices",
+        id="slices",
     ),
     pytest.param(
         "path 0: 0 | 0\npath 1: 1 |\n0: 0F0 0I0 0W0\n1:", {}, 3,
-        marks=is_open("bounds with a rank that runs nothing: it waits for its way in and out"),
         id="a rank that runs nothing",
     ),
     pytest.param(
@@ -125,7 +122,6 @@ def test_no_bound_is_above_the_makespan(lines, costs, makespan, tmp_path):
     assert result["lower_bound"] <= makespan
 
 
-@is_open("plans that mix whole and split backwards are not looked at")
 def test_a_plan_is_not_called_optimal_where_a_mix_of_whole_and_split_backwards_is_faster():
     costs = costs_of({"F": 10, "I": 12, "W": 12, "B": 20})
     request = hocket.Request(
