@@ -304,13 +304,13 @@ def test_a_replicated_part_that_does_not_exist_is_refused(inputs, key, sentence)
     [
         (
             lambda r: nn.Linear(4, 4 + r),
-            "tied parameters differ: stage 0, weight, is [4, 4] float32, but stage 1, weight, is "
-            "[5, 4] float32",
+            "tied parameters differ: [4, 4] float32 on stage 0 (weight), but [5, 4] float32 on "
+            "stage 1 (weight)",
         ),
         (
             lambda r: nn.Linear(4, 4, dtype=(torch.float32, torch.float64)[r]),
-            "tied parameters differ: stage 0, weight, is [4, 4] float32, but stage 1, weight, is "
-            "[4, 4] float64",
+            "tied parameters differ: [4, 4] float32 on stage 0 (weight), but [4, 4] float64 on "
+            "stage 1 (weight)",
         ),
     ],
 )
@@ -327,15 +327,15 @@ def test_tied_parameters_that_differ_are_named_on_all_ranks(make, sentence):
     [
         (
             lambda m: m.register_parameter("bias", nn.Parameter(torch.ones(2))),
-            "copies of stage 0 differ: bias is [3] float32 on rank 0, but is [2] float32 on rank 1",
+            "copies of stage 0 differ: bias is [3] float32 on rank 0, but [2] float32 on rank 1",
         ),
         (
             lambda m: m.register_parameter("more", nn.Parameter(torch.ones(2))),
-            "copies of stage 0 differ: more is missing on rank 0, but is [2] float32 on rank 1",
+            "copies of stage 0 differ: more is missing on rank 0, but [2] float32 on rank 1",
         ),
         (
             lambda m: m.register_buffer("scale", torch.ones(2)),
-            "copies of stage 0 differ: scale is missing on rank 0, but is a buffer [2] float32 on "
+            "copies of stage 0 differ: scale is missing on rank 0, but a buffer [2] float32 on "
             "rank 1",
         ),
     ],
@@ -358,6 +358,7 @@ class Counting(nn.Module):
         self.block = Block(seed)
         self.norm = nn.BatchNorm1d(3, dtype=torch.float64)
         self.register_buffer("scale", torch.tensor(1.0 + seed, dtype=torch.float64))
+        self.register_buffer("turns", torch.full((2,), 1j * seed, dtype=torch.complex64))
 
     def forward(self, x):
         return self.norm(self.block(x)) * self.scale
@@ -379,6 +380,7 @@ def test_buffers_of_mirrored_copies_start_equal_and_stay_equal():
     assert all(torch.equal(first[key], second[key]) for key in first)
     assert int(first[0, "norm.num_batches_tracked"]) == 8  # as in one process
     assert first[0, "norm.running_mean"].any()
+    assert second[1, "turns"].tolist() == [1j, 1j]  # those of rank 0
 
 
 def test_a_stage_that_averages_its_own_gradients_is_refused():

@@ -30,6 +30,8 @@ def test_hooks_are_called_in_order_around_a_step_and_not_in_an_evaluation():
     assert seen == []
     loss = float(pipe.step(*data))
     assert seen == [True, (0, 0, (2, 3)), (0, 1, (2, 3)), True, loss]
+    pipe.eval(*data)
+    pipe.verify(*data)
     pipe.hooks.clear()
     pipe.step(*data)
     assert len(seen) == 5

@@ -138,6 +138,6 @@ def unlike():
 
 def test_a_sharded_copy_of_a_weight_that_is_whole_elsewhere_is_refused_on_all_ranks():
     assert set(launch(unlike, 2, (), LONG)) == {
-        "tied parameters differ: stage 0, weight, is [4, 4] float32, but stage 1, weight, is "
-        "[4, 4] float32 as [4, 4]"
+        "tied parameters differ: [4, 4] float32 on stage 0 (weight), but [4, 4] float32 as [4, 4] "
+        "on stage 1 (weight)"
     }

@@ -91,27 +91,24 @@ def check_alike(
         of_rank = {r: own[s] for r, own in enumerate(words) if s in own}
         for name in dict.fromkeys(name for own in of_rank.values() for name in own):
             texts = {f"rank {r}": own.get(name, "missing") for r, own in of_rank.items()}
-            problems += _differing(f"copies of stage {s} differ: {name}", texts)
+            problems += _differing(f"copies of stage {s} differ: {name} is", texts)
     for group in tied:
         texts = {}
         for s, name in group:
             own = next((own[str(s)] for own in words if str(s) in own), {})
-            texts[f"stage {s}, {name},"] = own.get(name, "missing")
+            texts[f"stage {s} ({name})"] = own.get(name, "missing")
         problems += _differing("tied parameters differ:", texts)
     if problems:
         raise RunError("\n".join(problems))
 
 
 def _differing(what: str, texts: Mapping[str, str]) -> list[str]:
-    first, *others = texts.items()
-    return [f"{what} {_is(first)}, but {_is(other)}" for other in others if other[1] != first[1]][
-        :1
-    ]
-
-
-def _is(item: tuple[str, str]) -> str:
-    where, text = item
-    return f"{where} is {text}" if where.startswith("stage") else f"is {text} on {where}"
+    """One sentence about the first of these texts that is not like the one before it; or none."""
+    (first, own), *others = texts.items()
+    for where, text in others:
+        if text != own:
+            return [f"{what} {own} on {first}, but {text} on {where}"]
+    return []
 
 
 def _text(t: Tensor) -> str:
@@ -225,25 +222,30 @@ class Buffers:
 def _flat(tensors: Mapping[tuple[int, ...], Sequence[Tensor]]) -> dict[tuple[int, ...], Tensor]:
     """The tensors of each group as one, of float64, which holds whole numbers up to 2^53."""
     return {
-        ranks: torch.cat([plain(t).detach().reshape(-1).to("cpu", torch.float64) for t in some])
+        ranks: torch.cat([_real(t).reshape(-1).to("cpu", torch.float64) for t in some])
         for ranks, some in tensors.items()
     }
 
 
+def _real(t: Tensor) -> Tensor:
+    """A buffer as real numbers of this rank, in the memory where it is."""
+    t = plain(t.detach())
+    return torch.view_as_real(t) if t.is_complex() else t
+
+
 def _fill(tensors: Sequence[Tensor], values: Tensor) -> None:
-    places = [plain(t.detach()) for t in tensors]
+    places = [_real(t) for t in tensors]
     for place, value in zip(places, values.split([t.numel() for t in places]), strict=True):
         place.copy_(value.view_as(place))
 
 
 def _merged(before: Sequence[Tensor], every: Sequence[Tensor]) -> Tensor:
     """What all copies of some buffers become, flat."""
-    sizes = [plain(old).numel() for old in before]
+    reals = [_real(old) for old in before]
+    sizes = [old.numel() for old in reals]
     out = []
-    for old, *parts in zip(before, *(x.split(sizes) for x in every), strict=True):
-        start = parts[0]
-        if not old.is_floating_point():
-            start = plain(old).reshape(-1).to("cpu", torch.float64)
+    for old, *parts in zip(reals, *(x.split(sizes) for x in every), strict=True):
+        start = parts[0] if old.is_floating_point() else old.reshape(-1).to("cpu", torch.float64)
         changed = sum((part - start for part in parts), torch.zeros_like(start))
         out.append(start + (changed / len(parts) if old.is_floating_point() else changed))
     return torch.cat(out)

@@ -71,24 +71,12 @@ def _consumer(program: Program, entry: Entry) -> str:
     return str(action_of(program.schedule.codes[after.action]))
 
 
-class Board:
-    """The store of a process group, for the few words that ranks leave each other on failure.
+class _Notes:
+    """What ranks leave each other in the store of a process group."""
 
-    others: the ranks that the stages of this one may exchange messages of their own with.
-    """
-
-    def __init__(self, store: Any, prefix: str, others: Sequence[int] = ()) -> None:
-        self.store, self.prefix, self.others = store, prefix, others
-        self.gone = False  # the store died with its rank
-
-    def first(self, record: dict[str, Any]) -> dict[str, Any]:
-        """Leaves a record of the failure unless there is one; returns the one that stands."""
-        text = self._ask(lambda: self.store.compare_set(self._failed, "", json.dumps(record)))
-        return record if text is None else json.loads(text)
-
-    @property
-    def _failed(self) -> str:
-        return f"{self.prefix}/failed"
+    def __init__(self, store: Any, prefix: str) -> None:
+        self.store, self.prefix = store, prefix
+        self.gone = store is None  # also once the store has died with its rank
 
     def _ask(self, call: Callable[[], Any]) -> Any:
         """What the store says; None once it does not answer any more."""
@@ -100,13 +88,34 @@ class Board:
             self.gone = True
             return None
 
+    def _get(self, key: str) -> bytes | None:
+        name = f"{self.prefix}/{key}"
+        return self._ask(lambda: self.store.get(name) if self.store.check([name]) else None)
+
+
+class Board(_Notes):
+    """The few words that ranks leave each other on failure; without a store, each sees only itself.
+
+    others: the ranks that the stages of this one may exchange messages of their own with.
+    """
+
+    def __init__(self, store: Any, prefix: str, others: Sequence[int] = ()) -> None:
+        super().__init__(store, prefix)
+        self.others = others
+
+    def first(self, record: dict[str, Any]) -> dict[str, Any]:
+        """Leaves a record of the failure unless there is one; returns the one that stands."""
+        key = f"{self.prefix}/failed"
+        text = self._ask(lambda: self.store.compare_set(key, "", json.dumps(record)))
+        return record if text is None else json.loads(text)
+
     def failed(self, wait: float = 0.0) -> dict[str, Any] | None:
         """The record of the first failure, if one comes within `wait` seconds."""
         until = time.monotonic() + wait
         while True:
-            found = self._read("failed")
-            if found is not None or self.gone or time.monotonic() >= until:
-                return found
+            record = self._read("failed")
+            if record is not None or self.gone or time.monotonic() >= until:
+                return record
             time.sleep(0.05)
 
     def say(self, rank: int, where: dict[str, Any]) -> None:
@@ -118,49 +127,29 @@ class Board:
         return self._read(f"at/{rank}")
 
     def _read(self, key: str) -> dict[str, Any] | None:
-        name = f"{self.prefix}/{key}"
-        text = self._ask(lambda: self.store.get(name) if self.store.check([name]) else None)
+        text = self._get(key)
         return None if text is None else json.loads(text)
 
 
-class Silence(Board):
-    """A board without a store: every rank only knows what it sees itself."""
-
-    def __init__(self) -> None:
-        super().__init__(None, "")
-        self.gone = True
-
-
-class Roll:
-    """Who has come to build a pipeline, written down in a store before the ranks first speak."""
+class Roll(_Notes):
+    """Who has come to build a pipeline, written down before the ranks first speak."""
 
     def __init__(self, store: Any, names: Sequence[int], own: int) -> None:
-        self.store, self.names, self.own = store, names, own
-        self._key = f"hocket/roll/{zlib.crc32(repr([*names]).encode()):x}"
+        super().__init__(store, f"hocket/roll/{zlib.crc32(repr([*names]).encode()):x}")
+        self.names, self.own = names, own
         self._start = time.monotonic()
-        self._count = self._ask(lambda: store.add(f"{self._key}/{own}", 1))
-        self._before = self._ended()
-
-    def _ask(self, call: Callable[[], Any]) -> Any:
-        """What the store says; None where there is no store, or it does not answer any more."""
-        try:
-            return None if self.store is None else call()
-        except RuntimeError:
-            return None
-
-    def _ended(self) -> bytes | None:
-        key = f"{self._key}/ended"
-        return self._ask(lambda: self.store.get(key) if self.store.check([key]) else None)
+        self._count = self._ask(lambda: store.add(f"{self.prefix}/{own}", 1)) or 0
+        self._before = self._get("ended")
 
     def end(self, text: str) -> None:
         """Writes down why a pipeline on these ranks has ended, and their group with it."""
-        self._ask(lambda: self.store.set(f"{self._key}/ended", text))
+        self._ask(lambda: self.store.set(f"{self.prefix}/ended", text))
 
     def _absent(self) -> list[int]:
         """The ranks that came less often than this one."""
-        own = self._count or 0
-        counts = [self._ask(lambda r=r: self.store.add(f"{self._key}/{r}", 0)) for r in self.names]
-        return [r for r, n in zip(self.names, counts, strict=True) if n is not None and n < own]
+        keys = {r: f"{self.prefix}/{r}" for r in self.names}
+        counts = {r: self._ask(lambda key=key: self.store.add(key, 0)) for r, key in keys.items()}
+        return [r for r, n in counts.items() if n is not None and n < self._count]
 
     def missing(self, error: str, timeout: float) -> tuple[str, int | None]:
         """What to say when the ranks could not speak, and which rank is to blame."""
@@ -179,7 +168,7 @@ class Roll:
             text = f"{who} {how}, when the pipeline was built"
             self.end(text)
             return f"{text}\n  rank {self.own} was waiting for it", absent[0]
-        now = self._ended()
+        now = self._get("ended")
         reason = error if now is None else now.decode()
         return f"the ranks could not speak while the pipeline was built: {reason}", None
 

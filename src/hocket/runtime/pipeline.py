@@ -99,7 +99,7 @@ class Pipeline:
         self.schedule, self.modules, self.loss = schedule, dict(sorted(stages.items())), loss
         self.hooks: list[Hooks] = []
         self.steps_done = 0
-        self._odd: list[int] = []  # microbatches whose loss was not finite
+        self._reported = False  # a loss that is not finite
         self.dispatch = chosen(dispatch, schedule)
         make_wire, execute = DISPATCH[self.dispatch]
         self.device = _device(device, stages)
@@ -119,11 +119,7 @@ class Pipeline:
         split = orders.split_stages(schedule)
         self.split_plans = {s: plan_of(s, m) for s, m in self.modules.items() if s in split}
         self._stages = self._stages_of(schedule, self.split_plans)
-        self._keys = (
-            None
-            if seed is None
-            else Keys(seed, self.device, 0 if data_parallel is None else data_parallel.rank())
-        )
+        self._keys = None if seed is None else Keys(seed, self.device, session.replica)
         if self._keys is not None:
             counts = {int(s): n for said in every for s, n in said["layers"].items()}
             self._keys.attach(self._stages, counts)
@@ -200,9 +196,6 @@ class Pipeline:
         if self._verify_first:
             self.verify(inputs, targets, weights=weights, replicated=replicated)
         self._call_hooks("before_step", inputs, targets)
-        seen = tuple(h.before_forward for h in self.hooks if h.before_forward is not None)
-        for stage in self._stages.values():
-            stage.observers = seen
         batch = Batch(inputs, targets, weights, replicated)
         loss = self._train(self._training, batch, trained=True)
         self.steps_done += 1
@@ -217,11 +210,16 @@ class Pipeline:
                 self.guard(lambda call=call: call(*args), f"the hook {name}")
 
     def _train(self, execution: Execution, batch: Batch, *, trained: bool) -> Any:
-        """The loss of a step; `trained`: its gradients are those of all replicas."""
+        """The loss of a step; `trained`: with its hooks, and the gradients of all replicas."""
+
+        hooks = (hook.before_forward for hook in self.hooks if trained)
+        seen = tuple(call for call in hooks if call is not None)
 
         def start() -> None:
             load(batch, execution, self.device)
             self._parameters.open()
+            for stage in execution.parts.stages.values():
+                stage.observers = seen
 
         self.guard(start, "the start of the step")
         loss = self._run(execution)
@@ -242,7 +240,7 @@ class Pipeline:
         def start() -> None:
             load(batch, self._evaluation, self.device)
             for stage in stages:
-                stage.outputs = [None] * self.schedule.m if outputs else None
+                stage.outputs, stage.observers = [None] * self.schedule.m if outputs else None, ()
 
         self.guard(start, "the start of the evaluation")
         loss = self._run(self._evaluation)
@@ -275,16 +273,15 @@ class Pipeline:
 
     def _report_odd(self, losses: Tensor) -> None:
         """Warns, once, of losses that are not finite."""
-        if not self._odd:
-            self._odd = [mb for mb, loss in enumerate(losses.tolist()) if not math.isfinite(loss)]
-            which = (
-                f"microbatch{'es' if len(self._odd) > 1 else ''} {', '.join(map(str, self._odd))}"
-            )
+        odd = [mb for mb, loss in enumerate(losses.tolist()) if not math.isfinite(loss)]
+        if not self._reported:
             warnings.warn(
-                f"step {self.steps_done}: the loss of {which} is {float(losses[self._odd[0]])}; a "
-                "hook before_forward shows which stage gets the first such value",
+                f"step {self.steps_done}: the loss of microbatch {odd[0]} is "
+                f"{float(losses[odd[0]])} ({len(odd)} of {len(losses)} are not finite); a hook "
+                "before_forward shows which stage gets the first such value",
                 stacklevel=5,
             )
+        self._reported = True
 
     # --- gradients --------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ from hocket.errors import HocketError, RunError
 from hocket.ir import Schedule
 from hocket.runtime.cuda import NcclWire
 from hocket.runtime.execute import Execution
-from hocket.runtime.failure import STAY, Board, Place, Roll, Silence, Watch, failure, place
+from hocket.runtime.failure import STAY, Board, Place, Roll, Watch, failure, place
 from hocket.runtime.handshake import agree, exchange, host
 from hocket.runtime.program import Role
 from hocket.runtime.transport import Wire, break_connections
@@ -44,7 +44,7 @@ class Session:
         self.names = _names(group, self.size, replicas)
         self.hosts: list[str] = []
         self.running: Execution | None = None
-        self._board: Board = Silence()
+        self._board = Board(None, "")
         self._roll = Roll(None, self.names, self.names[self.rank])
         self._phase = self._broken = ""
         wires = [replicas, None if self.wire is None else self.wire.group]
@@ -54,6 +54,11 @@ class Session:
     def tagged(self) -> bool:
         """Whether receives may be posted in any order."""
         return self.wire is None or self.wire.tagged
+
+    @property
+    def replica(self) -> int:
+        """The number of this pipeline among its replicas."""
+        return 0 if self.replicas is None else self.replicas.rank()
 
     def meet(
         self, prepare: Callable[[], Any], same: Mapping[str, str], own: Mapping[str, Any],
