@@ -5,17 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hocket.costs import Bytes, Costs, Number
 from hocket.errors import UsageError
 from hocket.ir import Schedule
-from hocket.render.pareto import Point
 from hocket.schedules import build, closed_form, entries, entry, settings_of
 from hocket.search.bounds import Bound, lower_bounds
 from hocket.simulator import simulate
 from hocket.tables import format_time, table
 from hocket.timeline import PHASES, RankSummary, Timeline
+
+if TYPE_CHECKING:
+    from hocket.render.pareto import Point
 
 _PATH_SHOWN = 24
 
@@ -176,6 +178,8 @@ class Comparison(NamedTuple):
 
         Memory is that of the fullest rank: bytes where the costs have them, else in flight.
         """
+        from hocket.render.pareto import Point
+
         if not self.has_bytes:
             points = [Point(r.schedule, r.bubble_ratio, r.in_flight) for r in self.rows]
             return points, "microbatches in flight"

@@ -60,10 +60,9 @@ class HocketError(Exception):
 
     code = Code.USAGE
 
-    @property
-    def problems(self) -> tuple[Problem, ...]:
-        """Every fault."""
-        return (Problem(None, None, "", str(self), self.code),)
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.problems: tuple[Problem, ...] = (Problem(None, None, "", text, self.code),)
 
 
 class ScheduleError(HocketError):
@@ -74,13 +73,8 @@ class ScheduleError(HocketError):
     def __init__(self, problems: list[Problem] | tuple[Problem, ...] | str) -> None:
         if isinstance(problems, str):
             problems = (Problem(None, None, "", problems),)
-        self._problems = tuple(problems)
-        super().__init__("\n".join(p.text for p in self.problems))
-
-    @property
-    def problems(self) -> tuple[Problem, ...]:
-        """Every fault that was found."""
-        return self._problems
+        super().__init__("\n".join(p.text for p in problems))
+        self.problems = tuple(problems)
 
 
 class UsageError(HocketError):

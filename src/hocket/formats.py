@@ -37,8 +37,8 @@ class Subject(Enum):
 class Format:
     """One format: its name, the endings of its files, what it writes and how.
 
-    `write` takes the subject and, as keywords, what the formats of that subject take: those of a
-    TIMELINE a Look, those of an EXPORT the options of `hocket export`; of a TRACE it takes nothing
+    `write` takes the subject and keywords: for a TIMELINE how a terminal is drawn on (`width`,
+    `colour`, `ascii`), for an EXPORT the options of `hocket export`. For a TRACE it takes nothing
     and returns the encoder. A format that has no ending is for a terminal.
     """
 
@@ -47,14 +47,6 @@ class Format:
     write: Callable[..., Any]
     suffixes: tuple[str, ...] = ()
     binary: bool = False
-
-
-class Look(NamedTuple):
-    """How a terminal is drawn on: columns (None: as many as it has), colours, plain characters."""
-
-    width: int | None = None
-    colour: bool = False
-    ascii: bool = False
 
 
 class Exported(NamedTuple):
@@ -144,19 +136,19 @@ def trace_size(
 # --- the writers -------------------------------------------------------------------------------
 
 
-def _grid(timeline: Timeline, look: Look) -> str:
+def _grid(timeline: Timeline, **look: Any) -> str:
     from hocket.render.grid import grid
 
-    return grid(timeline, **look._asdict()) + "\n"
+    return grid(timeline, **look) + "\n"
 
 
-def _svg(timeline: Timeline, look: Look) -> str:
+def _svg(timeline: Timeline, **_: Any) -> str:
     from hocket.render.svg import svg
 
     return svg(timeline) + "\n"
 
 
-def _pdf(timeline: Timeline, look: Look) -> bytes:
+def _pdf(timeline: Timeline, **_: Any) -> bytes:
     from hocket.render.pdf import pdf
 
     return pdf(timeline)

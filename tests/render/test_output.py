@@ -70,7 +70,8 @@ def test_the_form_is_the_one_asked_for_else_the_ending_s(form, path, found):
 def test_one_entry_adds_a_format_to_the_command_its_help_and_its_files(tmp_path):
     code = (
         "from hocket import formats\n"
-        "own = formats.Format('dots', formats.Subject.TIMELINE, lambda *_: '...', ('.dots',))\n"
+        "write = lambda *_, **__: '...'\n"
+        "own = formats.Format('dots', formats.Subject.TIMELINE, write, ('.dots',))\n"
         "formats.FORMATS += (own,)\n"
         "import sys; from hocket.cli import main; sys.exit(main(sys.argv[1:]))"
     )

@@ -45,11 +45,6 @@ class Selection:
         """True where the schedule is read from a file."""
         return is_file(self.schedule)
 
-    @property
-    def is_bare(self) -> bool:
-        """True where there is a word alone: no sizes, no options."""
-        return not self.option and self.sizes == Sizes()
-
     def build(self) -> Schedule:
         """The schedule. Raises: HocketError."""
         return schedule_of(self.schedule, self.sizes, self.option)

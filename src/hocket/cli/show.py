@@ -10,7 +10,7 @@ from hocket.cli.arguments import Verb, option, part
 from hocket.cli.output import put
 from hocket.cli.selection import Selection, costs_of, costs_option
 from hocket.errors import UsageError
-from hocket.formats import Look, Subject, choose, endings, names
+from hocket.formats import Subject, choose, endings, names
 
 _NARROWEST = 20  # columns of a grid
 _SUBJECTS = (Subject.TIMELINE, Subject.SCHEDULE)
@@ -46,8 +46,8 @@ def run(options: Options) -> int:
 
     plain = bool(os.environ.get("NO_COLOR")) or os.environ.get("TERM") == "dumb"
     colour = sys.stdout.isatty() and path is None and not plain
-    look = Look(width=options.width, colour=colour, ascii=not _draws_lines())
-    put(form.write(simulate(schedule, costs_of(options.costs)), look), path)
+    look = {"width": options.width, "colour": colour, "ascii": not _draws_lines()}
+    put(form.write(simulate(schedule, costs_of(options.costs)), **look), path)
     if selection.is_file and not form.suffixes:
         from hocket.recognise import recognise
 

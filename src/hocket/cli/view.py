@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from hocket.cli.arguments import Answer, Verb, option, part
 from hocket.cli.explain import memory_option
 from hocket.cli.output import put, warn
-from hocket.cli.selection import FOREIGN, Selection, beside, costs_option
+from hocket.cli.selection import FOREIGN, Selection, Sizes, beside, costs_option
 from hocket.errors import UsageError
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _of_traces(options: Options) -> Given:
     from hocket.page.api import Given
 
     first = options.selection.schedule
-    if not options.selection.is_bare:
+    if options.selection.option or options.selection.sizes != Sizes():
         raise UsageError(f"{first} is a file: -p, -m, -v and -o are for named schedules")
     loaded = load_foreign([first, *options.traces], step=options.step)
     if options.step is not None and not loaded.spread:
