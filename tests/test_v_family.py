@@ -1,6 +1,8 @@
 """The memory-controlled V family and the automatic zero-bubble schedule."""
 
 import json
+import time
+import tracemalloc
 from fractions import Fraction
 
 import numpy as np
@@ -12,6 +14,7 @@ from hocket.errors import UsageError
 from hocket.ir import Kind, kinds_of
 from hocket.schedules.controllable import v_schedule
 from hocket.schedules.zero_bubble_auto import zb_schedule
+from hocket.search.v_reorder import blocks_holding
 
 PROVEN = [
     r for r in json.loads((DATA / "optima.json").read_text())
@@ -251,3 +254,23 @@ def test_zb_schedule_equals_zb_1p_and_zb_2p_on_a_model_of_the_paper():
     two = zb_schedule(8, 24, limit=16, costs=costs, held=73728 / 201216)
     assert simulate(one, costs).span <= 1310405
     assert simulate(two, costs).span <= 1152599
+
+
+# --- sizes ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["v-auto", "v-half"])
+def test_64_ranks_take_seconds_of_processor_time(name):
+    before = time.process_time()
+    s = build(name, p=64, m=128)
+    assert time.process_time() - before < 15
+    assert len(s.codes) == 64 * 128 * 6
+
+
+def test_blocks_for_many_ranks_are_tried_in_bounded_memory():
+    tracemalloc.start()
+    try:
+        assert blocks_holding(48, 90, 96)
+        assert tracemalloc.get_traced_memory()[1] < 300e6
+    finally:
+        tracemalloc.stop()

@@ -87,12 +87,18 @@ def _same(one: Problem, other: Problem) -> bool:
     )  # fmt: skip
 
 
+def with_all_slots(asked: Problem) -> Problem:
+    """The problem with fused forward-backward slots wherever a simulation has them cheaper."""
+    cheaper = asked.costs.p2p_overhead is not None or saves(asked.costs)
+    return replace(asked, fused=True) if cheaper and not asked.fused else asked
+
+
 def floor_of(contest: Contest) -> Bound:
     """The bound of a contest for all orders, fused slots among them where they may be cheaper."""
-    asked, costs = contest.variant.problem, contest.variant.costs
-    if asked.fused or not (costs.p2p_overhead is not None or saves(costs)):
+    asked = with_all_slots(contest.variant.problem)
+    if asked is contest.variant.problem:
         return contest.bound
-    return best_bound(replace(asked, fused=True), contest.objective)
+    return best_bound(asked, contest.objective)
 
 
 # --- why not --------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from hocket.checker import check
 from hocket.errors import CostError, PlanError, ScheduleError
 from hocket.ir import Queue, Schedule
-from hocket.planner.answer import best_of, bound_of, floor_of, ranked, simplest
+from hocket.planner.answer import best_of, bound_of, floor_of, ranked, simplest, with_all_slots
 from hocket.planner.infeasible import lacking, nothing_fits
 from hocket.planner.measures import measure, over
 from hocket.planner.partition_search import adapt
@@ -23,6 +23,7 @@ from hocket.planner.variants import (
     priced,
     variants,
 )
+from hocket.search.problem_bounds import best_bound
 from hocket.search.search import Arena
 from hocket.simulator import simulate
 
@@ -61,6 +62,7 @@ class _Planning:
     race: Race
     interrupted: bool = False
     entrants: list[Entrant] = field(default_factory=list)
+    skipped: list[Variant] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.pricing = Pricing(self.request)
@@ -113,9 +115,13 @@ class _Planning:
         if self.request.named and not self.interrupted:
             self._enter_named(placements)
         for choice in choices:
-            self._enter_contest(choice)
-            if self.interrupted and self.race.contests:
-                break
+            late = self.interrupted or self.race.seconds > self.request.time_limit
+            if late and self.race.contests:
+                why = "left out: the time was over before it began"
+                self.entrants.append(_absent(choice.name, choice.p, choice.v, why))
+                self.skipped.append(choice)
+            else:
+                self._enter_contest(choice)
 
     def _enter_named(self, placements: Placements) -> None:
         """Every registered schedule that the request allows, simulated.
@@ -183,7 +189,9 @@ class _Planning:
         check(made).raise_if_bad()
         timeline = simulate(made, costs)
         bound, scope = bound_of(request, made, costs, race.contests)
-        floor = min([*map(floor_of, race.contests), bound], key=lambda b: float(b.value))
+        floors = [*map(floor_of, race.contests), bound]
+        floors += [best_bound(with_all_slots(v.problem), request.objective) for v in self.skipped]
+        floor = min(floors, key=lambda b: float(b.value))
         return Plan(
             request=request, schedule=made, costs=costs, value=value, makespan=timeline.makespan,
             span=timeline.span, bound=bound, scope=scope, floor=floor, found_by=by,

@@ -24,6 +24,7 @@ from hocket.search.unroll import shortened, shorter, unrolled
 EVEN, KEEN = 0.5, 0.8  # shares of moves on the critical path: KEEN crosses plateaus of equal costs
 _COOL = 1500  # actions from which on chains stay near their start
 _BOTH = 400  # actions from which on long chains take turns with populations
+_LISTED = 100_000_000  # actions times queues that list scheduling goes over before a search
 _LARGE = 2000  # actions from which on policies do more than moves
 
 
@@ -336,7 +337,10 @@ class Arena:
 
     @cached_property
     def _policies(self) -> tuple[Policy, ...]:
-        return SHARING if self.problem.fused else POLICIES
+        """Rules to try: all, or of very many actions an even selection."""
+        pool, p = SHARING if self.problem.fused else POLICIES, self.problem
+        most = max(8, _LISTED // (p.n * len(p.queues)))
+        return pool[:: math.ceil(len(pool) / most)]
 
     @cached_property
     def policies(self) -> list[tuple[Policy, Found]]:

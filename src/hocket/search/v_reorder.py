@@ -17,9 +17,11 @@ import numpy as np
 
 from hocket.deps import ENDS, FULL, SPLIT, STARTS
 from hocket.graph import edges
-from hocket.ir import Action, Array, Kind, Schedule, Slot, kinds_of, stages_of, vshape
+from hocket.ir import Array, Kind, Schedule, encode, kinds_of, mbs_of, stages_of, vshape
+from hocket.pattern import lay
 from hocket.search.policy import all_actions
 
+_ROOM = 1 << 22  # numbers that are worked on at once
 _PERIOD, _W = 6, 4  # units from one block to the next; the fifth row of a rank are its W
 
 
@@ -76,7 +78,8 @@ def blocks_holding(p: int, least: int, most: int) -> list[Block]:
     turns = list(product((1, 2, 3), (1, 2, 3, 4, 5), (1, 2, 3)))
     some = [Block((x, ones, x, ones), t) for x in sorted(slopes) for t in turns]
     some.append(Block(((4, *ones)[: p - 1], ones, ones, (3, *ones)[: p - 1]), (1, 1, 1)))
-    held = _held(p, some)
+    at_once = max(1, _ROOM // (24 * p))
+    held = np.concatenate([_held(p, some[i : i + at_once]) for i in range(0, len(some), at_once)])
     return [some[k] for k in np.flatnonzero((held >= least) & (held <= most)).tolist()]
 
 
@@ -188,13 +191,9 @@ class _Grid:
         """The times of all W of a rank, if they fill every free time."""
         rows = self.time[rank]
         taken = rows[0] + rows[1] + rows[2] + rows[3]
-        free = np.ones(max(taken) + 2 * self.m + 2, dtype=np.int64)
-        open_ = np.zeros_like(free)
-        free[taken] = 0
-        open_[self._weights_need(rank)] = 1  # no W can stand there yet
-        free, open_ = np.cumsum(free), np.cumsum(open_)
-        # W done so far: as many as fit, never more than there are
-        done = free + np.minimum(np.minimum.accumulate(open_ - free), 0)
+        size = max(taken) + 2 * self.m + 2
+        needs = np.bincount(self._weights_need(rank), minlength=size)
+        done = _weights_done(np.bincount(taken, minlength=size), needs)
         return np.searchsorted(done, np.arange(1, 2 * self.m + 1)).tolist()
 
     def _weights_need(self, rank: int) -> list[int]:
@@ -229,32 +228,24 @@ class _Grid:
         """Moves actions outside the steady state to the first time that is free."""
         first, last = self.time[0][3][0], self.time[0][0][-1]
         busy: list[set[int]] = [set() for _ in range(self.p)]
+        flows = [_Flow(self, rank) for rank in range(self.p)]
         for t, rank, leg, i in list(self.sweep()):
             outside = (t < first and warm_up) or t > (last if warm_up else max(first, last))
             if outside or not self.split:
-                self._move(rank, leg, i, busy[rank], limit)
+                self._move(rank, leg, i, busy[rank], flows[rank], limit)
             now = self.time[rank][leg][i]
             busy[rank].update(range(now, now + self.long[leg]))
 
-    def _move(self, rank: int, leg: int, i: int, busy: set[int], limit: int) -> None:
+    def _move(self, rank: int, leg: int, i: int, busy: set[int], flow: _Flow, limit: int) -> None:
         """Moves one action to the first free time that keeps to the limit, or leaves it."""
-        rows, stands = self.time[rank], self.time[rank][leg][i]
-        for t in range(self.ready(rank, leg, i), stands):
+        row = self.time[rank][leg]
+        for t in range(self.ready(rank, leg, i), row[i]):
             if busy.isdisjoint(range(t, t + self.long[leg])):
-                rows[leg][i] = t
-                if self._peak(rank) <= limit:
+                flow.move(leg, row[i], t)
+                if flow.peak() <= limit:
+                    row[i] = t
                     return
-        rows[leg][i] = stands
-
-    def _peak(self, rank: int) -> int:
-        """Most stages in flight; where W are taken away, they fill every free time."""
-        rows = self.time[rank]
-        if self.split and not rows[_W]:
-            rows = [*rows[:_W], self._filled(rank)]
-        starts = np.sort(np.concatenate([rows[leg] for leg in self.starts]))
-        ends = np.sort(np.concatenate([np.add(rows[leg], self.long[leg]) for leg in self.ends]))
-        ended = np.searchsorted(ends, starts, side="right")
-        return int((np.arange(1, len(starts) + 1) - ended).max())
+                flow.move(leg, t, row[i])
 
     def squeeze(self) -> None:
         """Runs the order as early as it can."""
@@ -285,16 +276,65 @@ class _Grid:
 
     def schedule(self, name: str) -> Schedule:
         """The order of these times."""
-        last = 2 * self.p - 1
-        order: list[list[Slot]] = [[] for _ in range(self.p)]
-        open_: list[list[Action]] = [[] for _ in range(self.p)]
-        for _, rank, leg, i in self.sweep():
-            if leg == _W:
-                _, stage, mb = open_[rank].pop(0)
-                action = Action(Kind.W, stage, mb)
-            else:
-                action = Action(self.kinds[leg], rank if leg in (0, 3) else last - rank, i)
-                if leg >= 2:
-                    open_[rank].append(action)
-            order[rank].append(Slot((action,)))
-        return Schedule.from_order(name, vshape(self.p, self.m), order)
+        lines = []
+        for rank, rows in enumerate(self.time):
+            when = [np.array(row, dtype=np.int64) for row in rows]
+            stages = [rank, 2 * self.p - 1 - rank, 2 * self.p - 1 - rank, rank]
+            codes = [
+                encode(int(kind), stage, np.arange(self.m))
+                for kind, stage in zip(self.kinds[:_W], stages, strict=True)
+            ]
+            if len(when[_W]):  # the i-th W is that of the i-th backward
+                by_time = np.argsort(np.concatenate(when[2:_W]), kind="stable")
+                codes.append(np.concatenate(codes[2:])[by_time])
+                codes[_W] = encode(int(Kind.W), stages_of(codes[_W]), mbs_of(codes[_W]))
+                when[_W] = np.sort(when[_W])
+            used = np.concatenate(when)
+            lines.append(lay(np.concatenate(codes)[np.argsort(used, kind="stable")]))
+        return Schedule.from_lines(name, vshape(self.p, self.m), lines)
+
+
+class _Flow:
+    """What a rank holds over time: forwards that start, stages that end, times that are taken.
+
+    Where the W of a grid are taken away they fill every free time.
+    """
+
+    def __init__(self, grid: _Grid, rank: int) -> None:
+        rows, self.long, self.legs = grid.time[rank], grid.long, (grid.starts, grid.ends)
+        self.fills = grid.split and not rows[_W]
+        self.size = max(map(max, filter(None, rows))) + 2 * grid.m + 4
+        self.level = np.cumsum(self._count([t for leg in grid.starts for t in rows[leg]]))
+        ended = [t + grid.long[leg] for leg in grid.ends for t in rows[leg]]
+        self.level -= np.cumsum(self._count(ended))
+        self.taken = self._count([t for row in rows[:_W] for t in row])
+        self.backs = self._count([t for row in rows[2:_W] for t in row])
+
+    def _count(self, times: list[int]) -> Array:
+        return np.bincount(np.array(times, dtype=np.int64), minlength=self.size)
+
+    def move(self, leg: int, old: int, new: int) -> None:
+        """Moves one action of a leg."""
+        starts, ends = self.legs
+        for counts in [self.taken] + [self.backs] * (2 <= leg < _W):
+            counts[old] -= 1
+            counts[new] += 1
+        sign, long = (1 if new < old else -1), self.long[leg]
+        low, high = min(old, new), max(old, new)
+        if leg in starts:
+            self.level[low:high] += sign
+        if leg in ends:
+            self.level[low + long : high + long] -= sign
+
+    def peak(self) -> int:
+        """Most stages in flight."""
+        if not self.fills:
+            return int(self.level.max())
+        done = _weights_done(self.taken, self.backs)
+        return int(max(self.level[0], (self.level[1:] - done[:-1]).max()))
+
+
+def _weights_done(taken: Array, backs: Array) -> Array:
+    """W done by each time, where they fill every free time: as many as fit, and as there are."""
+    free, open_ = np.cumsum(taken == 0), np.cumsum(backs)
+    return free + np.minimum(np.minimum.accumulate(open_ - free), 0)
