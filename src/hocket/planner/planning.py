@@ -15,6 +15,7 @@ from hocket.planner.partition_search import adapt
 from hocket.planner.race import Contest, Finalist, Progress, Race
 from hocket.planner.request import Entrant, Plan, Request
 from hocket.planner.variants import (
+    MANY,
     NOT_ASKED,
     Pricing,
     Variant,
@@ -115,8 +116,9 @@ class _Planning:
         if self.request.named and not self.interrupted:
             self._enter_named(placements)
         for choice in choices:
-            late = self.interrupted or self.race.seconds > self.request.time_limit
-            if late and self.race.contests:
+            large = choice.p * self.request.m > MANY
+            late = large and self.race.seconds > self.request.time_limit
+            if (self.interrupted or late) and self.race.contests:
                 why = "left out: the time was over before it began"
                 self.entrants.append(_absent(choice.name, choice.p, choice.v, why))
                 self.skipped.append(choice)

@@ -17,7 +17,7 @@ from hocket.planner.request import SHAPES, Request, limits
 from hocket.schedules import Entry, build, entries
 from hocket.search.problem import FULL, SPLIT, Problem, fuses, problem
 
-_MANY = 4096  # ranks times microbatches from which on making a registered schedule takes long
+MANY = 4096  # ranks times microbatches from which on making one schedule takes seconds
 NOT_ASKED = "its placement is not among those asked for"
 Paths = tuple[tuple[Queue, ...], ...]
 
@@ -195,7 +195,7 @@ def named(
     """
     registered = sorted(entries(), key=lambda entry: entry.searches)
     for p, entry in product(request.ranks, registered):
-        if (entry.searches or p * request.m > _MANY) and is_late():
+        if (entry.searches or p * request.m > MANY) and is_late():
             yield entry.name, p, entry.stages_per_rank, "left out: it takes long to make"
             continue
         vs = request.v if entry.takes_v else (None,)
