@@ -15,7 +15,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hocket.costs import Bytes, Costs
+from hocket.costs import Bytes, Costs, split
 from hocket.ir import Placement, Queue, linear, mirrored, vshape
 from hocket.schedules import build
 from hocket.search.exact import solve
@@ -94,7 +94,7 @@ def paper(data: Path) -> Iterator[Task]:
         for word, factor, v, target in wanted:
             placement = linear(p, m) if v == 1 else vshape(p, m)
             room = [factor * p * r["mem_f"]] * p
-            asked = problem(placement, costs.split(v), SPLIT, room=room)
+            asked = problem(placement, split(costs, v), SPLIT, room=room)
             seeds = ("zb-v",) if v == 2 else ()
             if v == 2:
                 order = asked.order_of(build("zb-v", p=p, m=m))

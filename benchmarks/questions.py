@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from hocket import Costs, Schedule, build, load_costs, simulate
-from hocket.costs import CostTable
+from hocket.costs import CostTable, split
 from hocket.graph import graph, longest_path, runs
 from hocket.ir import Kind, Line, encode, looped
 from hocket.lower.phases import ORDERS, pair
@@ -39,7 +39,7 @@ TRACE = Path(__file__).parent.parent / "tests" / "data" / "seed" / "moe-bad-over
 
 def _time(schedule: Schedule, costs: Costs) -> float:
     """Makespan under costs of 1/p of the model."""
-    return float(simulate(schedule, costs.split(_stages(schedule))).makespan)
+    return float(simulate(schedule, split(costs, _stages(schedule))).makespan)
 
 
 def _stages(schedule: Schedule) -> int:
@@ -176,7 +176,7 @@ def warmup(samples: int = 100) -> Iterator[str]:
     for v in (1, 2, 4):
         for factor in (1, 2):
             s = interleaved(p, m, v, factor)
-            costs = F1B2.split(v)
+            costs = split(F1B2, v)
             late = [_time(s, replace(F1B2, latency=Fraction(1, n))) for n in (20, 10)]
             shaken = mean(_jittered(s, costs, even(0.2), samples))
             rows.append([v, f"{factor} (p-1-r) + (v-1) p", _in_flight(s), _time(s, F1B2), *late,

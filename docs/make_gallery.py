@@ -165,7 +165,7 @@ def balanced() -> str:
     rows = []
     for p in (4, 8, 16):
         m = 4 * p
-        t, v = (simulate(build(name, p=p, m=m), Costs().split(n)) for name, n in SAME_MEMORY)
+        t, v = (simulate(build(name, p=p, m=m), Costs(per="rank")) for name, n in SAME_MEMORY)
         moved = (p / 2 - 1) / (p - 1)
         rows.append(
             [p, m, peak(t), t.makespan, p // 2 + 1, f"{moved:.0%}", peak(v) / 2, v.makespan]
@@ -187,7 +187,7 @@ def numbers(entry: Entry, p: int, m: int) -> dict[str, object] | None:
     except UsageError:
         return None
     v, slices = max(1, s.placement.n_stages // s.p), s.placement.slices
-    t = simulate(s, Costs().split(v, slices))
+    t = simulate(s, Costs(per="rank"))
     flight = peak(t) / v / slices
     if any(q.stream for q in s.queues):
         return None

@@ -236,7 +236,7 @@ def test_zb_h1_bubble_is_the_same_number_in_both_conventions_of_b():
 
 def test_interleaving_beats_dualpipe_beyond_three_and_a_half_stages_a_rank():
     idle = {
-        v: _idle(simulate(build("interleaved", p=8, m=24, v=v), Costs().split(v)))[0]
+        v: _idle(simulate(build("interleaved", p=8, m=24, v=v), Costs(per="rank")))[0]
         for v in (2, 3, 4)
     }
     assert idle[3] == 7
@@ -404,7 +404,7 @@ def test_costs_file_that_does_not_fit_is_one_clear_sentence(tmp_path):
     with pytest.raises(CostError) as e:
         simulate(build("1f1b", p=4, m=4), load_costs(path))
     assert str(e.value) == (
-        "F has 2 values, but the schedule has 4 stages; give one number, or one a stage"
+        "F has 2 values, but the schedule has 4 stages; give one number, or one per stage"
     )
 
 

@@ -124,7 +124,7 @@ def test_cores_that_are_no_number_of_cores(wrong):
 def test_cores_are_written_and_read_back():
     costs = Costs(F=2, cores=3)
     assert "cores = 3\n" in costs_toml(costs)
-    assert costs_from({"F": 2, "cores": 3}) == costs
+    assert costs_from({"F": 2, "cores": 3, "per": "stage"}) == costs
 
 
 def test_explain_tells_what_a_core_for_every_rank_would_gain():

@@ -13,7 +13,7 @@ import pytest
 
 from common import written
 from hocket import Bytes, Costs, build, simulate
-from hocket.costs import Cycle, costs_from, costs_toml, load_costs
+from hocket.costs import Cycle, costs_from, costs_toml, load_costs, split
 from hocket.errors import CostError
 
 FUSED = ("0: 0F0 0F1+0B0 0B1",)
@@ -63,10 +63,10 @@ def test_numbers_too_large_for_exact_ticks_become_floats_not_garbage():
 @pytest.mark.parametrize("v", [1, 2, 3])
 def test_splitting_costs_keeps_the_work_of_a_rank(v):
     costs = Costs(F=(3, 5), I=(1, 2), W=2, bytes=Bytes(activation=(6, 8), message=7))
-    t = simulate(build("interleaved", p=2, m=4, v=v), costs.split(v))
+    t = simulate(build("interleaved", p=2, m=4, v=v), split(costs, v))
     assert [r.busy for r in t.ranks] in ([24, 36], [t.ranks[0].busy, t.ranks[1].busy])
     assert sum(r.busy for r in t.ranks) == 4 * (3 + 5 + 1 + 2 + 2 + 2)
-    assert costs.split(v).bytes.message == 7
+    assert split(costs, v).bytes.message == 7
 
 
 def test_costs_toml_reads_every_key(tmp_path):
@@ -79,7 +79,7 @@ def test_costs_toml_reads_every_key(tmp_path):
     )
     assert load_costs(path) == Costs(
         F=(80, 92), I=(80, 92), W=40, FB={"scale": 0.8}, latency=3, p2p_overhead=(10, 12),
-        bandwidth=2.5, unit="us",
+        bandwidth=2.5, unit="us", per=None,
         bytes=Bytes(static=5, activation=(1, 2), held=1, gradient=4, message=9),
     )  # fmt: skip
 
@@ -114,17 +114,17 @@ def test_written_costs_are_read_back(costs, tmp_path):
     [
         ("F = -1", "F is -1; it must be 0 or more, and finite"),
         ("F = [1, nan]", "F is nan; it must be 0 or more, and finite"),
-        ('F = "fast"', "F is 'fast'; it must be a number, or a list with one a stage"),
-        ("F = true", "F is True; it must be a number, or a list with one a stage"),
+        ('F = "fast"', "F is 'fast'; it must be a number, or a list with one per stage"),
+        ("F = true", "F is True; it must be a number, or a list with one per stage"),
         ("Q = 1",
          "unknown key 'Q'; known are B, F, FB, I, W, bandwidth, bytes, comm_cpu, cores, latency, "
-         "p2p_overhead, slice, slowdown, unit"),
+         "p2p_overhead, per, slice, slowdown, unit"),
         ('FB = "half"', """FB is 'half'; it must be "sum", "max", a number, or { scale = x }"""),
         ("p2p_overhead = 3", "p2p_overhead is 3; it must be { recv = x, send = y }"),
         ("p2p_overhead = { left = 1 }", "unknown key of p2p_overhead 'left'; known are recv, send"),
         ("bytes = 3", "bytes is 3; it must be a table [bytes]"),
         ("[bytes]\nsize = 3", "unknown key of bytes 'size'; known are activation, gradient, "
-         "held_between_I_and_W, message, static"),
+         "held_between_I_and_W, message, static, unit"),
         ("bandwidth = 0", "bandwidth is 0; it must be above 0"),
         ("unit = 3", """unit is 3; it must be a text such as "us\""""),
         ("F = ", "not TOML: Invalid value (at end of document)"),
@@ -136,31 +136,31 @@ def test_written_costs_are_read_back(costs, tmp_path):
         ("bandwidth = true", "bandwidth is True; it must be a number"),
         ("bandwidth = nan", "bandwidth is nan; it must be 0 or more, and finite"),
         ("F = { cycle = [] }",
-         "F is an empty list; it must be a number, or a list with one a stage"),
-        ("F = []", "F is an empty list; it must be a number, or a list with one a stage"),
+         "F is an empty list; it must be a number, or a list with one per stage"),
+        ("F = []", "F is an empty list; it must be a number, or a list with one per stage"),
         ("F = { cycle = 3 }",
-         "F is {'cycle': 3}; it must be a number, or a list with one a stage"),
-        ("F = [[1, 2], [3]]", "F is [1, 2]; it must be a number, or a list with one a stage"),
+         "F is {'cycle': 3}; it must be a number, or a list with one per stage"),
+        ("F = [[1, 2], [3]]", "F is [1, 2]; it must be a number, or a list with one per stage"),
         ("F = 1979-05-27", "F is datetime.date(1979, 5, 27); it must be a number, or a list with "
-         "one a stage"),
+         "one per stage"),
         ("I = [1, 2, 3]\nW = [1, 2]", "I has 3 values and W has 2, but B is left out and so their "
-         "sum; give each one number, or one a stage"),
-        ("slice = 2", "slice is 2; it must be a list with one factor a slice"),
-        ("slice = []", "slice is (); it must be a list with one factor a slice"),
-        ("slice = { cycle = [1] }", "slice is (1,); it must be a list with one factor a slice"),
+         "sum; give each one number, or one per stage"),
+        ("slice = 2", "slice is 2; it must be a list with one factor per slice"),
+        ("slice = []", "slice is (); it must be a list with one factor per slice"),
+        ("slice = { cycle = [1] }", "slice is (1,); it must be a list with one factor per slice"),
         ("slice = [1, true]", "slice is True; it must be a number"),
-        ("p2p_overhead = { recv = [1, 2] }", "p2p_overhead is [1, 2]; it must be a number"),
+        ("p2p_overhead = { recv = [1, 2] }", "p2p_overhead is (1, 2); it must be a number"),
         ("FB = { scale = [1] }", "FB.scale is [1]; it must be a number"),
         ("FB = { cycle = [1] }",
          """FB is (1,); it must be "sum", "max", a number, or { scale = x }"""),
         ("[bytes]\nheld_between_I_and_W = true",
-         "bytes.held is True; it must be a number, or a list with one a stage"),
-        ("F = 1e308", "F is 1e+308; what is not 0 must be from 1e-100 to 1e+100, choose another "
-         "unit"),
-        ("F = 1e300", "F is 1e+300; what is not 0 must be from 1e-100 to 1e+100, choose another "
-         "unit"),
-        ("bandwidth = 1e-320", "bandwidth is 1e-320; what is not 0 must be from 1e-100 to 1e+100, "
-         "choose another unit"),
+         "bytes.held is True; it must be a number, or a list with one per stage"),
+        ("F = 1e308", "F is 1e+308; non-zero values must lie between 1e-100 "
+         "and 1e+100; use a different unit"),
+        ("F = 1e300", "F is 1e+300; non-zero values must lie between 1e-100 "
+         "and 1e+100; use a different unit"),
+        ("bandwidth = 1e-320", "bandwidth is 1e-320; non-zero values must lie between 1e-100 "
+         "and 1e+100; use a different unit"),
     ],
 )  # fmt: skip
 def test_every_refusal_names_the_file_the_key_and_what_it_must_be(tmp_path, text, sentence):
@@ -179,23 +179,23 @@ def test_a_costs_file_that_is_not_there(tmp_path):
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"F": None}, "F is None; it must be a number, or a list with one a stage"),
-        ({"F": (1, None)}, "F is None; it must be a number, or a list with one a stage"),
-        ({"F": np.array(["x"])}, "F is 'x'; it must be a number, or a list with one a stage"),
+        ({"F": None}, "F is None; it must be a number, or a list with one per stage"),
+        ({"F": (1, None)}, "F is None; it must be a number, or a list with one per stage"),
+        ({"F": np.array(["x"])}, "F is 'x'; it must be a number, or a list with one per stage"),
         ({"F": np.ones((1, 2))},
-         "F is [1.0, 1.0]; it must be a number, or a list with one a stage"),
-        ({"F": np.True_}, "F is True; it must be a number, or a list with one a stage"),
-        ({"F": 1j}, "F is 1j; it must be a number, or a list with one a stage"),
+         "F is [1.0, 1.0]; it must be a number, or a list with one per stage"),
+        ({"F": np.True_}, "F is True; it must be a number, or a list with one per stage"),
+        ({"F": 1j}, "F is 1j; it must be a number, or a list with one per stage"),
         ({"F": Decimal("nan")}, "F is Decimal('NaN'); it must be 0 or more, and finite"),
         ({"F": Decimal("-1")}, "F is Decimal('-1'); it must be 0 or more, and finite"),
-        ({"F": Decimal("1e999999")}, "F is Decimal('1E+999999'); what is not 0 must be from 1e-100 "
-         "to 1e+100, choose another unit"),
-        ({"F": 10**400}, f"F is 1{'0' * 79}...; what is not 0 must be from 1e-100 to 1e+100, "
-         "choose another unit"),
-        ({"F": 10**5000}, "F is a number of thousands of digits; what is not 0 must be from 1e-100 "
-         "to 1e+100, choose another unit"),
-        ({"F": Fraction(1, 10**200)}, f"F is Fraction(1, 1{'0' * 67}...; what is not 0 must be "
-         "from 1e-100 to 1e+100, choose another unit"),
+        ({"F": Decimal("1e999999")}, "F is Decimal('1E+999999'); non-zero values must lie "
+         "between 1e-100 and 1e+100; use a different unit"),
+        ({"F": 10**400}, f"F is 1{'0' * 79}...; non-zero values must lie between 1e-100 "
+         "and 1e+100; use a different unit"),
+        ({"F": 10**5000}, "F is a number of thousands of digits; non-zero values must lie "
+         "between 1e-100 and 1e+100; use a different unit"),
+        ({"F": Fraction(1, 10**200)}, f"F is Fraction(1, 1{'0' * 67}...; non-zero values must "
+         "lie between 1e-100 and 1e+100; use a different unit"),
         ({"latency": None}, "latency is None; it must be a number"),
         ({"slowdown": None}, "slowdown is None; it must be a number"),
         ({"p2p_overhead": 5}, "p2p_overhead is 5; it must be two numbers, (receive, send)"),
@@ -221,7 +221,9 @@ def test_costs_of_other_types_are_refused_in_one_sentence(given, sentence):
 def test_bytes_of_other_types_are_refused_in_one_sentence():
     with pytest.raises(CostError) as e:
         Bytes(static=None)
-    assert str(e.value) == ("bytes.static is None; it must be a number, or a list with one a stage")
+    assert str(e.value) == (
+        "bytes.static is None; it must be a number, or a list with one per stage"
+    )
 
 
 def test_lists_numpy_and_decimal_numbers_become_pythons_own():
@@ -294,7 +296,7 @@ def test_costs_that_make_times_beyond_floats_are_refused(costs):
     with pytest.raises(CostError) as e:
         simulate(build("1f1b", p=2, m=2), costs)
     assert re.fullmatch(
-        r"these costs make a time of \S+e\+\d+; it must be at most 1e\+150, choose another unit",
+        r"these costs make a time of \S+e\+\d+; it must be at most 1e\+150; use a different unit",
         str(e.value),
     )
 
@@ -302,7 +304,7 @@ def test_costs_that_make_times_beyond_floats_are_refused(costs):
 def test_a_costs_file_with_a_byte_order_mark_is_read(tmp_path):
     path = tmp_path / "costs.toml"
     path.write_bytes(b"\xef\xbb\xbfF = 3\r\n")
-    assert load_costs(path) == Costs(F=3)
+    assert load_costs(path) == Costs(F=3, per=None)
 
 
 @pytest.mark.parametrize("text", ["F = " + "9" * 5000, "F = " + "[" * 100_000])
@@ -320,6 +322,6 @@ def test_plain_data_of_other_types_is_refused():
 
 def test_keys_that_had_other_names_are_still_read():
     former = {"lane": {"recv": 1, "send": 2}, "share": 2, "copying": 3}
-    assert costs_from(former) == Costs(p2p_overhead=(1, 2), slowdown=2, comm_cpu=3)
+    assert costs_from(former) == Costs(p2p_overhead=(1, 2), slowdown=2, comm_cpu=3, per=None)
     with pytest.raises(CostError, match=r"^share and slowdown are both given; share is the former"):
         costs_from({"share": 2, "slowdown": 2})

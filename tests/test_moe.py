@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from common import DATA, order_of, written
 from hocket import Costs, build, check, load_costs, simulate
 from hocket.cli import main
-from hocket.costs import Cycle, costs_from
+from hocket.costs import Cycle, costs_from, split
 from hocket.errors import CostError, ScheduleError, UsageError
 from hocket.lower.phases import ORDERS, pair, phases
 from hocket.search.bounds import lower_bounds
@@ -127,7 +127,7 @@ def test_serial_is_the_sum_of_all_phases():
 def test_moe_pair_from_the_command_line(capsys):
     words = ["moe-pair", "-p", "1", "-m", "2", "-o", "layers=4", "-o", "order=ring"]
     assert main(["simulate", *words, "--costs", "deepseek-v3-h800"]) == 0
-    assert "makespan 341.83 ms" in capsys.readouterr().out
+    assert "makespan 342 ms" in capsys.readouterr().out
     assert main(["show", *words, "--costs", "deepseek-v3-h800", "--width", "100"]) == 0
     assert "0/comm" in capsys.readouterr().out
 
@@ -139,7 +139,7 @@ def test_compare_leaves_phases_out_unless_they_are_named(capsys):
     words = [f"moe-pair:layers=4,order={o}" for o in ("deepseek", "serial")]
     assert main(["compare", "-p", "1", "-m", "2", *words, "--costs", "deepseek-v3-h800"]) == 0
     first = capsys.readouterr().out.splitlines()[1].split()
-    assert first[:3] == ["moe-pair:layers=4,order=deepseek", "16", "338.46"]
+    assert first[:3] == ["moe-pair:layers=4,order=deepseek", "16", "338.5"]
 
 
 def test_unknown_profile_names_those_there_are():
@@ -154,7 +154,7 @@ def test_cycle_in_a_costs_file_repeats_over_the_stages():
     assert costs.full_backward == (3, 7, 4)
     assert Costs(I=Cycle((1, 2)), W=Cycle((1, 2, 3))).full_backward == Cycle((2, 4, 4, 3, 3, 5))
     assert simulate(build("gpipe", p=3, m=1), costs).makespan == 1 + 2 + 1 + 3 + 7 + 4
-    assert Cycle((Fraction(1, 2), Fraction(1, 2), 1, 1)) == costs.split(2).F
+    assert Cycle((Fraction(1, 2), Fraction(1, 2), 1, 1)) == split(costs, 2).F
 
 
 # --- sharing -----------------------------------------------------------------------------------

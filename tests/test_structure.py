@@ -12,9 +12,9 @@ SRC = Path(hocket.__file__).parent
 # Each room may import those before it, never one after it. One name per floor: no knot is hidden.
 LAYERS = [
     "errors", "limits", "words", "files", "tables", "codes", "loops", "deps", "ir", "pattern",
-    "graph", "costs", "timeline", "text", "lower", "checker", "simulator", "measured", "search",
-    "schedules", "recognise", "explanation", "render", "comparison", "trace", "page", "interop",
-    "formats", "planner", "runtime", "demo", "train", "cli", "__init__", "__main__",
+    "costs", "graph", "timeline", "text", "lower", "checker", "simulator", "measured", "search",
+    "schedules", "recognise", "explanation", "render", "report", "comparison", "trace", "page",
+    "interop", "formats", "planner", "runtime", "demo", "train", "cli", "__init__", "__main__",
 ]  # fmt: skip
 
 

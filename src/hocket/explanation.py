@@ -1,7 +1,6 @@
 """Why a timeline is as long as it is, and what would help: in words, and as data.
 
-Imports ir, costs, schedules, simulator, timeline, recognise, render.compare; holds no rule of its
-own: every "would" is a simulation.
+Every "would" is a simulation; there is no rule here.
 """
 
 from __future__ import annotations
@@ -14,16 +13,18 @@ from fractions import Fraction
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from hocket.costs import Bytes, Costs, Number, PerStage, per_stage, quotient
+from hocket.costs import Costs, Number, fitted, per_stage, quotient, refitted
+from hocket.costs.scaling import per_of
 from hocket.errors import HocketError
 from hocket.ir import Queue, Schedule, Slot
-from hocket.recognise import is_quick, path_time
+from hocket.recognise import is_quick
 from hocket.schedules import Entry, build, entries
 from hocket.simulator import simulate
-from hocket.tables import format_time, table
+from hocket.tables import format_bytes, format_time, in_one_unit, plain, table
 from hocket.text import ranges
 from hocket.timeline import CAUSES, PHASES, Gap, Timeline
 
+ROUNDING = 1e-9  # a smaller part of a number is no change of it
 TENTH = Fraction(9, 10)
 MOST_GROUPS = 5  # causes told
 MOST_STAGES = 12  # stages whose costs are varied: the heaviest of the critical path
@@ -78,7 +79,7 @@ class Explanation:
 
     `idle[phase][cause]`: idle time of all queues; `whole`: queues x makespan. `path`: time on the
     critical path by kind, `path_stages` by stage. `limit`: bytes of the fullest rank where the
-    costs tell bytes, else its microbatches in flight (of 1/p of the model).
+    costs tell bytes, else its microbatches in flight (of a rank's full share).
     """
 
     timeline: Timeline
@@ -91,35 +92,36 @@ class Explanation:
     gains: list[Gain]
     limit: float
     others: list[Other] | None
+    per: str | None = None
 
     def as_json(self) -> dict[str, Any]:
         """The contract of `explain --json`: times in `unit`."""
         t = self.timeline
         return {
-            "schedule": t.schedule.name, "p": t.schedule.p, "unit": t.unit,
-            "makespan": _plain(t.makespan), "bubble_ratio": t.bubble_ratio,
-            "idle": {p: {c: _plain(x) for c, x in row.items()} for p, row in self.idle.items()},
+            "schedule": t.schedule.name, "p": t.schedule.p, "unit": t.unit, "per": self.per,
+            "makespan": plain(t.makespan), "bubble_ratio": t.bubble_ratio,
+            "idle": {p: {c: plain(x) for c, x in row.items()} for p, row in self.idle.items()},
             "causes": [
                 {
                     "root": None if c.root is None else str(c.root),
                     "queue": None if c.on is None else str(c.on),
-                    "idle": _plain(c.idle), "gaps": c.gaps, "ranks": list(c.ranks),
-                    "phases": {k: _plain(x) for k, x in c.phases.items()},
+                    "idle": plain(c.idle), "gaps": c.gaps, "ranks": list(c.ranks),
+                    "phases": {k: plain(x) for k, x in c.phases.items()},
                 }
                 for c in self.causes
             ],
             "critical_path": {
-                "by_kind": {k: _plain(x) for k, x in self.path.items()},
-                "by_stage": {str(k): _plain(x) for k, x in self.path_stages.items()},
+                "by_kind": {k: plain(x) for k, x in self.path.items()},
+                "by_stage": {str(k): plain(x) for k, x in self.path_stages.items()},
                 "messages": self.hops,
             },
             "gains": [
-                {"change": g.change, "makespan": _plain(g.makespan), "gain": _plain(g.gain)}
+                {"change": g.change, "makespan": plain(g.makespan), "gain": plain(g.gain)}
                 for g in self.gains
             ],
             "memory_limit": self.limit,
             "others": None if self.others is None else [
-                {k: _plain(x) for k, x in o._asdict().items()} for o in self.others
+                {k: plain(x) for k, x in o._asdict().items()} for o in self.others
             ],
         }  # fmt: skip
 
@@ -139,6 +141,11 @@ class Explanation:
     def _time(self, value: Number) -> str:
         return format_time(value, self.timeline.unit)
 
+    def _memory(self, value: float) -> str:
+        if self.timeline.bytes:
+            return format_bytes(value, self.timeline.bytes.unit)
+        return f"{format_time(round(value, 2))} microbatches in flight"
+
     def _head(self) -> str:
         t, s = self.timeline, self.timeline.schedule
         return (
@@ -153,13 +160,16 @@ class Explanation:
         rows = []
         for phase in PHASES:
             of_phase = sum(self.idle[phase].values())
-            rows.append([phase, of_phase, f"{float(of_phase) / float(total):.0%}",
-                         *(self.idle[phase][c] for c in CAUSES)])  # fmt: skip
+            part = f"{float(of_phase) / float(total):.0%}"
+            causes = {_CAUSE[c]: self.idle[phase][c] for c in CAUSES}
+            rows.append({"phase": phase, "idle": of_phase, "part": part, **causes})
+        times = ["idle", *_CAUSE.values()]
+        rows, unit = in_one_unit(rows, times, self.timeline.unit)
         part = float(total) / float(self.whole)
         return (
             f"Where the bubble is: {self._time(total)} of {self._time(self.whole)} "
-            f"(queues x makespan, {part:.1%})\n"
-            + table(rows, ["phase", "idle", "part", *(_CAUSE[c] for c in CAUSES)])
+            f"(queues x makespan, {part:.1%}){f'; times in {unit}' if unit else ''}\n"
+            + table(rows, list(rows[0]))
         )
 
     def _why(self) -> str:
@@ -207,8 +217,7 @@ class Explanation:
         return "\n".join(lines)
 
     def _else(self) -> str:
-        what = "bytes" if self.timeline.bytes != Bytes() else "microbatches in flight"
-        head = f"Other schedules, on the fullest rank at most {format_time(self.limit)} {what}:"
+        head = f"Other schedules, on the fullest rank at most {self._memory(self.limit)}:"
         others = self.others or []
         good = [o for o in others if o.fits and o.makespan < self.timeline.makespan]
         lines = [f"  {o.call}: {self._time(o.makespan)}; {o.why}" for o in good[:MOST_OTHERS]]
@@ -219,7 +228,7 @@ class Explanation:
             key=lambda o: o.makespan, default=None,
         )  # fmt: skip
         if faster is not None and (not good or faster.makespan < good[0].makespan):
-            need = f"{format_time(round(faster.peak, 2))} {what}"
+            need = self._memory(faster.peak)
             copies = f" and weights {faster.weights:g}x" if faster.weights > 1 else ""
             lines.append(
                 f"  with more memory: {faster.call}, {self._time(faster.makespan)}, "
@@ -238,12 +247,15 @@ def explain(
 
     Raises: CostError where the costs do not fit the schedule.
     """
+    placement = timeline.schedule.placement
+    own = fitted(costs, placement)
     seen = observe(timeline)
     limit = peak(timeline) if limit is None else limit
     compared = others and not any(queue.stream for queue in timeline.schedule.queues)
     return replace(
         seen,
-        gains=_gains(timeline, costs, seen.path_stages),
+        per=per_of(costs, placement),
+        gains=_gains(timeline, own, seen.path_stages),
         limit=limit,
         others=_others(timeline, costs, limit) if compared else None,
     )
@@ -276,6 +288,19 @@ def observe(timeline: Timeline) -> Explanation:
         limit=peak(timeline),
         others=None,
     )
+
+
+def path_time(timeline: Timeline) -> dict[str, Number]:
+    """Time on the critical path by what is done: a kind, kinds run together, or "waiting"."""
+    out: dict[str, Number] = {}
+    last: Number = 0
+    for step in timeline.critical_path():
+        kinds = "+".join(dict.fromkeys(action.kind.name for action in step.slot))
+        out[kinds] = out.get(kinds, 0) + step.end - step.start
+        if step.start - last > ROUNDING * timeline.makespan:
+            out["waiting"] = out.get("waiting", 0) + step.start - last
+        last = step.end
+    return out
 
 
 # --- gaps with one cause -----------------------------------------------------------------------
@@ -380,8 +405,7 @@ def _kinds(schedule: Schedule) -> list[Any]:
 
 
 def _spread(costs: Costs, name: str, n: int) -> tuple[Number, ...]:
-    value: PerStage = costs.full_backward if name == "B" else getattr(costs, name)
-    return per_stage(name, value, n)
+    return per_stage(name, costs.time(name), n)
 
 
 def _scaled(costs: Costs, names: tuple[str, ...], stages: Any, n: int) -> Costs:
@@ -413,46 +437,8 @@ def _balanced(costs: Costs, n: int) -> Costs | None:
 
 
 def peak(timeline: Timeline) -> float:
-    """Memory of the fullest rank: bytes, or microbatches in flight of 1/p of the model."""
-    if timeline.bytes != Bytes():
-        return max(timeline.peak_bytes)
-    s = timeline.schedule
-    return timeline.in_flight(max(s.placement.n_stages / s.p, 1))
-
-
-def recut(costs: Costs, before: Schedule, after: Schedule) -> Costs | None:
-    """The costs of the same model cut as in another schedule; None where the cuts do not nest."""
-    a, b = before.placement, after.placement
-    if b.slices % a.slices:
-        return None
-    if b.n_stages % a.n_stages == 0:
-        return costs.split(b.n_stages // a.n_stages, b.slices // a.slices)
-    if a.n_stages % b.n_stages:
-        return None
-    return _merged(costs, a.n_stages, a.n_stages // b.n_stages).split(1, b.slices // a.slices)
-
-
-def _merged(costs: Costs, n: int, every: int) -> Costs:
-    """The costs with each `every` neighbouring stages made one."""
-
-    def total(name: str, value: Any, pick: Any = sum) -> Any:
-        row = per_stage(name, value, n)
-        sums = tuple(pick(row[i : i + every]) for i in range(0, n, every))
-        return sums[0] if len(set(sums)) == 1 else sums
-
-    times = {
-        name: None if getattr(costs, name) is None else total(name, getattr(costs, name))
-        for name in TIMES
-    }
-    b = costs.bytes
-    sizes = Bytes(
-        static=total("static", b.static), activation=total("activation", b.activation),
-        held=None if b.held is None else total("held", b.held),
-        gradient=total("gradient", b.gradient, max),
-        message=total("message", b.message, lambda row: row[-1]),
-    )  # fmt: skip
-    fused = costs.FB * every if isinstance(costs.FB, int | float | Fraction) else costs.FB
-    return replace(costs, **times, FB=fused, bytes=sizes)
+    """Memory of the fullest rank: bytes, or microbatches in flight of a rank's full share."""
+    return float(max(timeline.peak_bytes if timeline.bytes else timeline.in_flight))
 
 
 def _others(timeline: Timeline, costs: Costs, limit: float) -> list[Other]:
@@ -472,14 +458,14 @@ def _other(entry: Entry, timeline: Timeline, costs: Costs, limit: float) -> Othe
         return None
     try:
         schedule = build(entry.name, p=mine.p, m=mine.m // mine.placement.slices, v=v)
-        other_costs = recut(costs, mine, schedule)
-        if other_costs is None or any(queue.stream for queue in schedule.queues):
+        if any(queue.stream for queue in schedule.queues):
             return None
+        other_costs = refitted(costs, mine.placement, schedule.placement)
         other = simulate(schedule, other_costs)
     except HocketError:
         return None
     weights = schedule.placement.weight_copies
-    light = timeline.bytes != Bytes() or weights <= max(mine.placement.weight_copies, 1)
+    light = bool(timeline.bytes) or weights <= max(mine.placement.weight_copies, 1)
     takes = peak(other)
     return Other(
         call=entry.name if v is None else f"{entry.name} -v {v}",
@@ -520,10 +506,3 @@ def _short(total: Number, p: int) -> Number:
     """A mean that is read, not computed with: at most three decimals."""
     mean = float(total) / p
     return round(mean) if math.isclose(mean, round(mean)) else round(mean, 3)
-
-
-def _plain(value: Any) -> Any:
-    return float(value) if isinstance(value, Fraction) else value
-
-
-__all__ = ["Cause", "Explanation", "Gain", "Other", "explain", "peak", "recut"]

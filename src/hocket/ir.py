@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from fractions import Fraction
 from functools import cached_property
 from operator import index
 from typing import Any, NamedTuple, Protocol
@@ -251,6 +252,13 @@ class Placement:
         """The stages whose weights each rank holds, `[rank]`; a mirrored rank holds several."""
         held = {(q.rank, s) for path in self.paths for s, q in enumerate(path)}
         return tuple(tuple(sorted(s for r, s in held if r == rank)) for rank in range(self.p))
+
+    @cached_property
+    def stages_per_rank(self) -> int | Fraction:
+        """Stages that a rank's share of the model is cut into: v."""
+        ranks = max(len({queue.rank for queue in path}) for path in self.paths)
+        v = Fraction(self.n_stages, ranks)
+        return int(v) if v.denominator == 1 else v
 
     @cached_property
     def weight_copies(self) -> float:

@@ -1,8 +1,8 @@
-"""Which registered schedule an order is, or the nearest one; and what a change did."""
+"""Which registered schedule an order is, or the nearest one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 from itertools import chain, pairwise
 from time import perf_counter
@@ -10,13 +10,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hocket.costs import Costs, Number
 from hocket.errors import HocketError
 from hocket.ir import Array, Kind, Queue, Schedule, Slot, encode, kinds_of, mbs_of, stages_of
 from hocket.schedules import Entry, build, entries, settings_of
-from hocket.simulator import UNIT, simulate
-from hocket.tables import format_time
-from hocket.timeline import Timeline
 
 MOST_VALUES = 32  # of one option that are tried
 LARGE = 8_000  # actions from which on generators that search are left out
@@ -272,160 +268,3 @@ def _likeness(a: Schedule, b: Schedule) -> float:
         known = set(pairwise(theirs.tolist()))
         shared += sum(pair in known for pair in pairwise(ours.tolist()))
     return shared / pairs if pairs > 0 else 1.0
-
-
-# --- what a change did -------------------------------------------------------------------------
-
-
-ROUNDING = 1e-9  # a smaller part of a number is no change of it
-
-
-class Change(NamedTuple):
-    """What became of one number."""
-
-    before: Number
-    after: Number
-
-    @property
-    def by(self) -> Number:
-        """After minus before; 0 where they differ in the rounding of floats only."""
-        change = self.after - self.before
-        return 0 if abs(change) <= ROUNDING * max(abs(self.before), abs(self.after)) else change
-
-
-class Diff(NamedTuple):
-    """What a change of a schedule did, under the same costs.
-
-    `peaks` are bytes where the costs tell them (`has_bytes`), else microbatches in flight,
-    one a rank; `path`: time on the critical path by kind, and "waiting".
-    """
-
-    names: tuple[str, str]
-    unit: str
-    makespan: Change
-    span: Change
-    bubble_ratio: Change
-    peaks: tuple[Change, ...]
-    has_bytes: bool
-    path: dict[str, Change]
-    first: Difference | None
-    comparable: bool
-
-    @property
-    def peak(self) -> Change:
-        """The fullest rank."""
-        return Change(max(c.before for c in self.peaks), max(c.after for c in self.peaks))
-
-    def exceeded(
-        self, *, max_makespan: Number | None = None, max_bytes: Number | None = None
-    ) -> list[str]:
-        """One sentence for each limit that the second schedule breaks; for an exit code."""
-        out = []
-        if max_makespan is not None and self.makespan.after > max_makespan:
-            out.append(
-                f"makespan is {format_time(self.makespan.after, self.unit)}, "
-                f"the limit {format_time(max_makespan, self.unit)}"
-            )
-        what = "bytes" if self.has_bytes else "microbatches in flight"
-        if max_bytes is not None and self.peak.after > max_bytes:
-            out.append(
-                f"the peak is {format_time(self.peak.after)} {what}, "
-                f"the limit {format_time(max_bytes)}"
-            )
-        return out
-
-    def as_json(self) -> dict[str, Any]:
-        """Plain data with stable keys; each number as {"before", "after"}."""
-        return {
-            "schedules": list(self.names), "unit": self.unit,
-            **{key: _plain(getattr(self, key)) for key in ("makespan", "span", "bubble_ratio")},
-            "peak_bytes" if self.has_bytes else "peak_in_flight": [_plain(c) for c in self.peaks],
-            "critical_path": {key: _plain(c) for key, c in self.path.items()},
-            "first_difference": None if self.first is None else str(self.first),
-        }  # fmt: skip
-
-    def __str__(self) -> str:
-        before, after = self.names
-        peak = "peak bytes" if self.has_bytes else "peak in flight"
-        lines = [
-            f"{before} -> {after}",
-            f"makespan: {_told(self.makespan, self.unit)}",
-            f"span: {_told(self.span, self.unit)}",
-            f"bubble: {self.bubble_ratio.before:.1%} -> {self.bubble_ratio.after:.1%}",
-            f"{peak}, fullest rank: {_told(self.peak, '')}",
-        ]
-        moved = [r for r, change in enumerate(self.peaks) if change.by]
-        if moved:
-            each = ", ".join(f"rank {r} {_told(self.peaks[r], '')}" for r in moved[:8])
-            lines.append(f"{peak}: {each}{', ...' if len(moved) > 8 else ''}")
-        path = [f"{k} {_told(c, self.unit)}" for k, c in self.path.items() if c.before or c.after]
-        lines.append(f"critical path: {', '.join(path)}")
-        if not self.comparable:
-            lines.append("the two have different placements")
-        elif self.first is not None:
-            lines.append(f"first difference: {self.first}")
-        else:
-            lines.append("the orders are the same")
-        return "\n".join(lines)
-
-
-def diff(a: Schedule, b: Schedule, costs: Costs = UNIT, *, b_costs: Costs | None = None) -> Diff:
-    """What changes from schedule a to schedule b. `b_costs`: where b's stages are others.
-
-    Raises: ScheduleError where one of them cannot run, CostError where the costs do not fit.
-    """
-    one = simulate(a, costs)
-    other = simulate(b, costs if b_costs is None else b_costs)
-    has_bytes = any(r.peak_bytes for t in (one, other) for r in t.ranks)
-    field = "peak_bytes" if has_bytes else "peak_in_flight"
-    p = max(a.p, b.p)
-    levels = [_padded([getattr(r, field) for r in t.ranks], p) for t in (one, other)]
-    times = [path_time(t) for t in (one, other)]
-    ours = renumbered(a, b)
-    comparable = ours is not None and a.queues == b.queues
-    return Diff(
-        names=(a.name, b.name),
-        unit=costs.unit,
-        makespan=Change(one.makespan, other.makespan),
-        span=Change(one.span, other.span),
-        bubble_ratio=Change(one.bubble_ratio, other.bubble_ratio),
-        peaks=tuple(Change(*pair) for pair in zip(*levels, strict=True)),
-        has_bytes=has_bytes,
-        path={k: Change(*(t.get(k, 0) for t in times)) for k in {**times[0], **times[1]}},
-        first=first_difference(ours, b) if ours is not None else None,
-        comparable=comparable,
-    )
-
-
-def path_time(timeline: Timeline) -> dict[str, Number]:
-    """Time on the critical path by what is done: a kind, kinds run together, or "waiting"."""
-    out: dict[str, Number] = {}
-    last: Number = 0
-    for step in timeline.critical_path():
-        kinds = "+".join(dict.fromkeys(action.kind.name for action in step.slot))
-        out[kinds] = out.get(kinds, 0) + step.end - step.start
-        if step.start - last > ROUNDING * timeline.makespan:
-            out["waiting"] = out.get("waiting", 0) + step.start - last
-        last = step.end
-    return out
-
-
-def _padded(values: Sequence[Number], n: int) -> list[Number]:
-    return [*values, *[0] * (n - len(values))]
-
-
-def _plain(change: Change) -> dict[str, Any]:
-    return {"before": _number(change.before), "after": _number(change.after)}
-
-
-def _number(value: Number) -> int | float:
-    return value if isinstance(value, int) else float(value)
-
-
-def _told(change: Change, unit: str) -> str:
-    if not change.by:
-        return f"{format_time(change.after, unit)}, as before"
-    sign = "+" if change.by > 0 else "-"
-    text = f"{format_time(change.before)} -> {format_time(change.after, unit)}"
-    share = f", {abs(float(change.by)) / float(change.before):.1%}" if change.before else ""
-    return f"{text} ({sign}{format_time(abs(change.by))}{share})"

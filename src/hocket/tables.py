@@ -10,17 +10,67 @@ from numbers import Rational
 from typing import Any
 
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?( ?%| \S+)?|-|")
+_CLOCK = {"ns": Fraction(1, 10**9), "us": Fraction(1, 10**6), "ms": Fraction(1, 1000), "s": 1}
+SECONDS: dict[str, Any] = {**_CLOCK, "µs": _CLOCK["us"]}
+_MEMORY = {"B": Fraction(1), **{f"{x}B": Fraction(1000) ** n for n, x in enumerate("kMGT", 1)}}
+SIZES = _MEMORY | {f"{x}iB": Fraction(1024) ** n for n, x in enumerate("KMGT", 1)}
 _DIGITS = 7  # more significant digits than this are cut to 4
 
 
 def format_time(value: Any, unit: str = "") -> str:
-    """A time as short text, exact where that takes at most 7 digits: 33, 28.5, 0.3333.
+    """A time as short text: in a real unit for people, `7.49 s`, `157 ms`; else as a number.
 
-    Whole numbers are always exact; elsewhere 4 significant digits, never fewer than the whole
-    part has. The unit follows after a space: `28.5 us`.
+    A number without a unit is exact where that takes at most 7 digits: 33, 28.5, 0.3333. Whole
+    ones are always exact; elsewhere 4 significant digits, never fewer than the whole part has.
     """
+    if unit in SECONDS:
+        return _for_people(value, SECONDS[unit], _CLOCK)
     text = _whole(value) or _decimal(value) or _rounded(value)
     return f"{text} {unit}" if unit else text
+
+
+def format_bytes(value: Any, unit: str = "B") -> str:
+    """An amount of memory for people: `35.1 GB`."""
+    return _for_people(value, SIZES[unit], _MEMORY)
+
+
+def _for_people(value: Any, scale: Any, units: Mapping[str, Any]) -> str:
+    """Three significant digits in the smallest unit that needs no more than three places."""
+    if not value:
+        return f"0 {next(n for n, u in units.items() if u >= scale)}"
+    name, one = next(
+        ((n, u) for n, u in units.items() if abs(value) * (scale / u) < 999.5), [*units.items()][-1]
+    )
+    amount = float(value) * float(scale / one)
+    return f"{amount:.3g} {name}" if abs(amount) < 999.5 else f"{_rounded(amount)} {name}"
+
+
+def in_one_unit(
+    rows: Sequence[dict[str, Any]], columns: Sequence[str], unit: str
+) -> tuple[list[dict[str, Any]], str]:
+    """Rows whose times in these columns are texts in one unit for all, and that unit.
+
+    As many decimals for all as give the largest 4 significant digits; without a real unit the rows
+    stay as they are.
+    """
+    times = [x for row in rows for c in columns if isinstance(x := row.get(c), Rational | float)]
+    largest = max((abs(float(x)) for x in times), default=0.0)
+    if unit not in SECONDS or not largest:
+        return list(rows), unit
+    name = next((n for n, u in _CLOCK.items() if largest * SECONDS[unit] / u < 1000), "s")
+    factor = Fraction(SECONDS[unit]) / Fraction(_CLOCK[name])
+    whole = all(x * factor == int(x * factor) for x in times)
+    decimals = 0 if whole else max(0, 3 - math.floor(math.log10(largest * float(factor))))
+
+    def text(x: Any) -> Any:
+        return f"{float(x * factor):.{decimals}f}" if isinstance(x, Rational | float) else x
+
+    return [{k: text(x) if k in columns else x for k, x in row.items()} for row in rows], name
+
+
+def plain(value: Any) -> Any:
+    """A number that JSON knows: fractions as floats."""
+    return float(value) if isinstance(value, Fraction) else value
 
 
 def _whole(value: Any) -> str | None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from fractions import Fraction
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hocket import loops
-from hocket.costs import Bytes, Number, Ticks, per_stage
+from hocket.costs import Bytes, Number, Ticks, per_stage, quotient
 from hocket.deps import IS_RECEIVE, IS_WORK, SIDES, changes
 from hocket.graph import Graph
 from hocket.ir import Array, Queue, Schedule, Slot, kinds_of, stages_of
@@ -59,7 +60,10 @@ class Step(NamedTuple):
 
 
 class RankSummary(NamedTuple):
-    """What one rank did. Times in the timeline's unit; `waits` by cause, `bubble` by phase."""
+    """What one rank did. Times in the timeline's unit; `waits` by cause, `bubble` by phase.
+
+    peak_in_flight: pairs of a stage and a microbatch; `Timeline.in_flight` counts shares of ranks.
+    """
 
     rank: int
     start: Number
@@ -166,9 +170,18 @@ class Timeline:
         whole = float(self.makespan) * len(self._worked)
         return 1 - sum(float(r.busy) for r in self.ranks) / whole if whole else 0.0
 
-    def in_flight(self, v: float) -> float:
-        """Microbatches in flight on the fullest rank; v stages, and all slices, count as one."""
-        return max(r.peak_in_flight for r in self.ranks) / v / self.schedule.placement.slices
+    @cached_property
+    def in_flight(self) -> list[Number]:
+        """Peak of microbatches in flight of each rank, counted in its full share of the model.
+
+        One of the v stages of a share counts 1/v, one of the slices of a sequence its part of it.
+        """
+        return [quotient(r.peak_in_flight, self.parts) for r in self.ranks]
+
+    @property
+    def parts(self) -> int | Fraction:
+        """Pairs of a stage and a slice that make one microbatch of a rank's full share."""
+        return self.schedule.placement.stages_per_rank * self.schedule.placement.slices
 
     @cached_property
     def ranks(self) -> tuple[RankSummary, ...]:
@@ -389,7 +402,7 @@ class Timeline:
     @cached_property
     def peak_bytes(self) -> list[float]:
         """Static memory and the highest level of everything else, of each rank."""
-        if self.bytes == Bytes():
+        if not self.bytes:
             return [0.0] * self.schedule.p
         return [a + b for a, b in zip(self.static_bytes, self.peaks("bytes"), strict=True)]
 

@@ -244,8 +244,8 @@ def test_only_its_own_page_on_this_machine_is_answered(serve):
         ("schedule=1f1b&p=4&m=x", "m is 'x'; it must be a whole number"),
         ("schedule=os:system&p=4&m=4",
          "os:system: a function can be given on the command line only"),
-        ("schedule=1f1b&p=4&m=4&options=a", "options: expected key=value, found 'a'"),
-        ("schedule=1f1b&p=4&m=4&limit=x", "the memory limit is 'x'; it must be a number"),
+        ("schedule=1f1b&p=4&m=4&options=a", "expected key=value, found 'a'"),
+        ("schedule=1f1b&p=4&m=4&limit=x", "the memory limit: expected a number, found 'x'"),
         ("schedule=1f1b&p=999&m=999", "p=999 m=999 has about 2,994,003 actions; the page shows at "
                                       "most 400,000"),
         ("schedule=hanay&p=4&m=4", "there is no schedule 'hanay'; did you mean hanayo?"),

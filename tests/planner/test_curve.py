@@ -12,7 +12,7 @@ from hocket.planner import Request, plan
 from hocket.planner.curve import curve, spread
 from hocket.search.compiled import kernels
 
-SKEW = Costs(F=20, I=24, W=14, latency=3)
+SKEW = Costs(F=20, I=24, W=14, latency=3, per="rank")
 ASKED = Request(p=4, m=6, costs=SKEW, shapes=("v",), v=(2,), split=True, named=False,
                 time_limit=2, threads=1)  # fmt: skip
 fast = pytest.mark.skipif(not kernels().compiled, reason="searches need numba to be fast")
@@ -95,7 +95,7 @@ def test_the_command_prints_the_curve_as_a_table_and_as_json(capsys):
     ("words", "said"),
     [
         (["--curve", "4-8"], "--curve: expected in-flight=4-8, in-flight=4,5.5,8 or "
-         "memory=40e9-80e9, found '4-8'"),
+         "memory=40GB-80GB, found '4-8'"),
         (["--curve", "in-flight=4-2"], "a curve from 4 to 2 of 9 limits: needs 0 < from < to, "
          "and 2 limits or more"),
         (["--curve", "in-flight=1-2", "--memory", "8"],

@@ -56,8 +56,9 @@ def test_the_middle_rank_of_a_v_proves_the_whole_optimal():
 
 
 def test_a_plan_with_the_solver_is_proven_by_that_bound():
-    asked = Request(p=4, m=8, costs=Costs(bytes=HALVES), memory=4, shapes=("v",), v=(2,),
-                    split=True, named=False, threads=1, solver=True)  # fmt: skip
+    asked = Request(p=4, m=8, costs=Costs(bytes=HALVES, per="rank"), memory=4,
+                    shapes=("v",), v=(2,), split=True, named=False, threads=1,
+                    solver=True)  # fmt: skip
     found = plan(asked)
     assert found.value == found.bound.value == 29.5 and found.proven
     assert found.bound.argument.startswith("rank 3 alone cannot be faster")

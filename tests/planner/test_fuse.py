@@ -148,9 +148,9 @@ def test_two_ranks_reach_the_best_of_all_orders(m, cap, costs, optimum):
     [("1f1b-overlap", "linear", 1, 8), ("dualpipev", "v", 2, 5), ("dualpipe", "mirrored", 1, 5)],
 )
 def test_a_plan_with_cheaper_slots_of_two_is_below_the_registered_orders(name, shape, v, cap, fb):
-    costs = Costs(F=10, I=12, W=7, FB=fb)
-    known = simulate(build(name, p=4, m=8), costs.split(v))
-    assert known.in_flight(v) <= cap
+    costs = Costs(F=10, I=12, W=7, FB=fb, per="rank")
+    known = simulate(build(name, p=4, m=8), costs)
+    assert max(known.in_flight) <= cap
     found = plan(Request(p=4, m=8, costs=costs, shapes=(shape,), v=(v,), copies=2, in_flight=cap,
                          rounds=2))  # fmt: skip
     assert found.value < known.makespan

@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hocket import Bytes, Costs, build, check, dumps, loads, simulate
+from hocket.costs.scaling import join
 from hocket.errors import PlanError, UsageError
 from hocket.ir import linear, vshape
 from hocket.planner import Request, plan
-from hocket.planner.partition import stages_from
 from hocket.planner.report import as_json, as_text
 from hocket.planner.sensitivity import sensitivity
 from hocket.search.compiled import kernels
@@ -22,7 +22,7 @@ from hocket.search.search import Arena, Search
 
 pytestmark = pytest.mark.skipif(not kernels().compiled, reason="searches need numba to be fast")
 LANES = Costs(F=(80, 92, 76, 84), I=(80, 92, 76, 84), W=(40, 46, 38, 42), p2p_overhead=(10, 10))
-SKEW = Costs(F=20, I=24, W=14, latency=3)  # of 1/p of the model: a stage of two takes half
+SKEW = Costs(F=20, I=24, W=14, latency=3, per="rank")
 
 
 def asked(shape, **more):
@@ -50,7 +50,7 @@ def test_two_directions_reach_2240_and_27():
 
 @pytest.mark.parametrize(("cap", "makespan"), [(2, 59), (3, 53), (3.5, 52), (4, 51)])
 def test_v_placement_at_unit_costs_reaches_the_proven_optimum(cap, makespan):
-    found = plan(asked("v", costs=Costs(F=2, I=2, W=2), in_flight=cap, split=True))
+    found = plan(asked("v", costs=Costs(F=2, I=2, W=2, per="rank"), in_flight=cap, split=True))
     assert found.value == makespan
     assert max(r.peak_in_flight for r in simulate(found.schedule).ranks) <= 2 * cap
 
@@ -81,8 +81,8 @@ def test_limits_of_single_ranks_are_held_without_a_deadlock():
 
 def test_layers_are_cut_for_the_schedule():
     layers = (1, *(5,) * 14, 10)
-    request = Request(p=4, m=16, layers=Costs(F=layers, I=layers, W=layers), shapes=("linear",),
-                      v=(1,), split=False, named=False, rounds=1)  # fmt: skip
+    request = Request(p=4, m=16, costs=Costs(F=layers, I=layers, W=layers, per="layer"),
+                      shapes=("linear",), v=(1,), split=False, named=False, rounds=1)  # fmt: skip
     found = plan(request)
     assert found.layers == (5, 4, 4, 3)
     assert found.value == 1143  # 235.8 of 1f1b is 1179
@@ -249,24 +249,24 @@ def test_within_a_margin_the_simplest_order_is_the_plan():
 
 
 def test_faster_links_never_give_a_slower_plan():
-    costs = Costs(F=101, I=97, W=53, latency=30, p2p_overhead=(3, 2))
+    costs = Costs(F=101, I=97, W=53, latency=30, p2p_overhead=(3, 2), per="rank")
     found = plan(asked("v", costs=costs, in_flight=3, split=True, rounds=6))
     rows = {c.what: c for c in sensitivity(found, seconds=0.1).changes}
     assert rows["links are 10 % faster"].value <= found.value
-    assert rows["one more in flight a rank"].value <= found.value
+    assert rows["one more in flight per rank"].value <= found.value
     more = rows["one more microbatch"]
     assert more.per_microbatch == float(more.value) / 9
 
 
 def test_a_layer_moved_is_told_with_the_order_kept():
-    layers = Costs(F=(3, 2, 2, 2, 2, 5), latency=1)
-    found = plan(Request(p=2, m=4, layers=layers, shapes=("linear",), v=(1,), rounds=1))
+    layers = Costs(F=(3, 2, 2, 2, 2, 5), latency=1, per="layer")
+    found = plan(Request(p=2, m=4, costs=layers, shapes=("linear",), v=(1,), rounds=1))
     rows = {c.what: c.value for c in sensitivity(found, seconds=0.1).changes}
     assert found.layers == (4, 2) or found.layers == (3, 3)
     a, b = found.layers
     moved = {
-        "a layer of stage 0 in stage 1": stages_from(layers, (a - 1, b + 1)),
-        "a layer of stage 1 in stage 0": stages_from(layers, (a + 1, b - 1)),
+        "a layer of stage 0 in stage 1": join(layers, (a - 1, b + 1)),
+        "a layer of stage 1 in stage 0": join(layers, (a + 1, b - 1)),
     }
     for what, costs in moved.items():
         assert rows[what] == simulate(found.schedule, costs).makespan
@@ -275,12 +275,12 @@ def test_a_layer_moved_is_told_with_the_order_kept():
 
 
 def test_a_gigabyte_is_only_added_to_limits_in_bytes():
-    small = Costs(bytes=Bytes(activation=1))
+    small = Costs(bytes=Bytes(activation=1), per="rank")
     found = plan(Request(p=2, m=4, costs=small, memory=8, rounds=1, search=False))
-    assert "1 GB more a rank" not in {c.what for c in sensitivity(found, seconds=0.1).changes}
-    large = Costs(bytes=Bytes(activation=1e9))
+    assert "1 GB more per rank" not in {c.what for c in sensitivity(found, seconds=0.1).changes}
+    large = Costs(bytes=Bytes(activation=1e9), per="rank")
     found = plan(Request(p=2, m=4, costs=large, memory=8e9, rounds=1, search=False))
-    assert "1 GB more a rank" in {c.what for c in sensitivity(found, seconds=0.1).changes}
+    assert "1 GB more per rank" in {c.what for c in sensitivity(found, seconds=0.1).changes}
 
 
 def test_two_directions_fit_where_only_one_microbatch_may_be_in_flight():

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hocket.tables import format_time, table
+from hocket.tables import format_bytes, format_time, in_one_unit, table
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,34 @@ from hocket.tables import format_time, table
 )
 def test_format_time_is_short_and_exact_where_that_is_short(value, text):
     assert format_time(value) == text
-    assert format_time(value, "us") == f"{text} us"
+    assert format_time(value, "steps") == f"{text} steps"
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (33, "us", "33 us"), (7486, "ms", "7.49 s"), (157.3, "ms", "157 ms"), (0.5, "s", "500 ms"),
+        (999.7, "us", "1 ms"), (Fraction(1, 3), "us", "333 ns"), (-1234.5, "us", "-1.23 ms"),
+        (0, "ms", "0 ms"), (12345, "s", "12345 s"), (12345.678, "s", "12346 s"),
+    ],
+)  # fmt: skip
+def test_a_time_in_a_real_unit_is_short_for_people(value, unit, text):
+    assert format_time(value, unit) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [(35.1e9, "B", "35.1 GB"), (512, "MB", "512 MB"), (2048, "MiB", "2.15 GB"), (0, "B", "0 B")],
+)
+def test_an_amount_of_memory_is_short_for_people(value, unit, text):
+    assert format_bytes(value, unit) == text
+
+
+def test_times_of_one_table_have_one_unit():
+    rows = [{"name": "a", "time": 1332}, {"name": "b", "time": Fraction(25, 2)}, {"name": "c"}]
+    shown, unit = in_one_unit(rows, ["time"], "us")
+    assert ([row.get("time") for row in shown], unit) == (["1.332", "0.013", None], "ms")
+    assert in_one_unit(rows, ["time"], "steps") == (rows, "steps")
 
 
 @given(st.fractions() | st.floats(-1e300, 1e300) | st.integers())

@@ -4,8 +4,9 @@ import math
 import pytest
 
 from hocket import Costs, build, simulate
-from hocket.costs import Bytes
-from hocket.explanation import explain, peak, recut
+from hocket.costs import Bytes, recut
+from hocket.errors import CostError
+from hocket.explanation import explain, peak
 from hocket.schedules import entries
 from hocket.timeline import CAUSES, PHASES
 
@@ -102,7 +103,7 @@ def test_text_has_every_part():
         "zb-h1: p=4 m=8, makespan 333 us, bubble ", "Where the bubble is: ", "warm-up", "steady",
         "Gaps with one cause, longest together first:",
         "all go back to 3I0 on rank 3; first, 0I0 on 0 waits for 1I0, which runs on 1",
-        "The critical path: ", "no latency", "at most 30 bytes:", "with more memory: ",
+        "The critical path: ", "no latency", "at most 30 B:", "with more memory: ",
     ):  # fmt: skip
         assert words in text
 
@@ -114,8 +115,8 @@ def test_no_bubble_is_told():
 def test_json_has_stable_keys_and_plain_numbers():
     data = json.loads(json.dumps(told("dualpipe", LINKED, others=True).as_json()))
     assert list(data) == [
-        "schedule", "p", "unit", "makespan", "bubble_ratio", "idle", "causes", "critical_path",
-        "gains", "memory_limit", "others",
+        "schedule", "p", "unit", "per", "makespan", "bubble_ratio", "idle", "causes",
+        "critical_path", "gains", "memory_limit", "others",
     ]  # fmt: skip
 
 
@@ -131,12 +132,12 @@ def test_orders_with_messages_slices_and_phases_are_explained():
 
 
 def test_costs_follow_the_cut():
-    one, two = build("1f1b", p=4, m=8), build("zb-v", p=4, m=8)
-    halves = recut(UNEVEN, one, two)
+    halves = recut(UNEVEN, 4, 8)
     assert halves.F == (5, 5, 5, 5, 7, 7, 5, 5)
-    assert recut(halves, two, one).F == (10, 10, 14, 10)
-    assert recut(halves, two, one).bytes.static == 10
-    assert recut(Costs(), build("1f1b", p=3, m=8), one) is None
+    assert recut(halves, 8, 4).F == (10, 10, 14, 10)
+    assert recut(halves, 8, 4).bytes.static == (10,) * 4
+    with pytest.raises(CostError, match=r"^costs of 3 stages do not fit 4: neither divides"):
+        recut(Costs(), 3, 4)
 
 
 def test_peak_counts_parts_of_the_model():

@@ -111,7 +111,7 @@ def test_a_second_queue_of_a_rank_has_its_own_row():
     starts = [line.split("│")[0] for line in text.splitlines() if "│" in line]
     assert starts == ["     0", "0/comm", "     1", "1/comm"]
     assert [line.split("│")[2] for line in text.splitlines() if "│" in line] == [
-        " 50% 6", "", " 50% 6", "",
+        " 50% 3", "", " 50% 3", "",
     ]  # fmt: skip
 
 

@@ -35,7 +35,7 @@ def test_the_chart_s_memory_is_bytes_where_the_costs_have_them(capsys, tmp_path)
     costs = tmp_path / "costs.toml"
     costs.write_text("[bytes]\nactivation = 3e9\nstatic = 1e9\n")
     _, out, _ = run(capsys, "compare", *SIZE, "1f1b", "gpipe", "--chart", "--costs", costs)
-    assert "  A  1f1b: bubble 27.3%, bytes (billions) 13\n" in out
+    assert "  A  1f1b: bubble 27.3%, memory (GB) 13\n" in out
     _, out, _ = run(capsys, "compare", *SIZE, "1f1b", "gpipe", "--chart")
     assert "  A  1f1b: bubble 27.3%, microbatches in flight 4\n" in out
 

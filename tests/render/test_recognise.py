@@ -6,10 +6,11 @@ import pytest
 
 from common import written
 from hocket import Costs, build, dumps, loads
+from hocket.comparison import diff
 from hocket.costs import Bytes
 from hocket.errors import UsageError
 from hocket.ir import encode, kinds_of, mbs_of, stages_of
-from hocket.recognise import diff, recognise
+from hocket.recognise import recognise
 from hocket.schedules import entries
 
 QUICK = [e for e in entries() if not e.name.endswith("-auto")]  # those search, for seconds
@@ -104,12 +105,12 @@ def test_diff_tells_what_a_change_did():
     assert sum(c.after for c in found.path.values()) == 27
     assert str(found).splitlines() == [
         "1f1b -> zb-h1",
-        "makespan: 33 -> 27 ms (-6, 18.2%)",
-        "span: 33 -> 27 ms (-6, 18.2%)",
+        "makespan: 33 ms -> 27 ms (-6 ms, 18.2%)",
+        "span: 33 ms -> 27 ms (-6 ms, 18.2%)",
         "bubble: 27.3% -> 11.1%",
-        "peak bytes, fullest rank: 18, as before",
-        "peak bytes: rank 1 16 -> 18 (+2, 12.5%), rank 2 14 -> 18 (+4, 28.6%), "
-        "rank 3 12 -> 18 (+6, 50.0%)",
+        "peak memory, fullest rank: 18 B, as before",
+        "peak memory: rank 1 16 B -> 18 B (+2 B, 12.5%), rank 2 14 B -> 18 B (+4 B, 28.6%), "
+        "rank 3 12 B -> 18 B (+6 B, 50.0%)",
         str(found).splitlines()[6],
         "first difference: rank 0 slot 4: 0B0, there 0I0",
     ]
@@ -119,7 +120,7 @@ def test_diff_tells_what_a_change_did():
 def test_equal_orders_and_other_placements_are_told():
     s = build("zb-h1", p=4, m=8)
     assert str(diff(s, shuffled(s))).endswith("the orders are the same")
-    other = diff(s, build("zb-v", p=4, m=8), b_costs=Costs().split(2))
+    other = diff(s, build("zb-v", p=4, m=8))
     assert str(other).endswith("the two have different placements")
 
 
@@ -129,7 +130,7 @@ def test_limits_are_told_one_sentence_each():
     assert found.exceeded(max_makespan=33, max_bytes=8) == []
     assert found.exceeded(max_makespan=30, max_bytes=7) == [
         "makespan is 33 ms, the limit 30 ms",
-        "the peak is 8 bytes, the limit 7",
+        "the peak is 8 B, the limit 7 B",
     ]
     json.dumps(found.as_json())
 

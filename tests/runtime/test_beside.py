@@ -174,7 +174,9 @@ def test_costs_of_the_first_order_s_stages_predict_the_others_where_cuts_nest(
     makespan = hocket.simulate(one_by_one(hocket.build("1f1b", p=2, m=4)), whole).makespan
     assert rows[1]["predicted"] == makespan
     assert rows[2]["predicted"] is None
-    assert rows[2]["why"] == "costs.toml is for 4 stages, and it has 6"
+    assert rows[2]["why"] == (
+        "costs.toml: costs of 4 stages do not fit 6: neither divides the other"
+    )
     assert rows[3]["predicted"] == rows[0]["predicted"]  # -v is for it too
 
 
@@ -224,7 +226,7 @@ def test_times_of_a_file_are_divided_among_the_stages(tmp_path):
     stages = [sleep.build(s, 4, costs=str(file)) for s in range(4)]
     assert [stage.f for stage in stages] == pytest.approx([2e-4, 2e-4, 3e-4, 3e-4])
     assert [stage.i for stage in stages] == pytest.approx([2.5e-4] * 4)
-    with pytest.raises(CostError, match="F has 2 values, but the schedule has 3 stages"):
+    with pytest.raises(CostError, match="costs of 2 stages do not fit 3: neither divides"):
         sleep.build(0, 3, costs=str(file))
 
 
@@ -232,7 +234,7 @@ def test_times_of_a_file_are_divided_among_the_stages(tmp_path):
 def test_a_file_without_lists_or_unit_does_not_tell_how_long_to_sleep(text, tmp_path):
     file = tmp_path / "naps.toml"
     file.write_text(text)
-    with pytest.raises(UsageError, match="F, I or W must be a list, one value a stage, and unit"):
+    with pytest.raises(UsageError, match="F, I or W must be a list, one value per stage, and unit"):
         sleep.build(0, 2, costs=str(file))
 
 

@@ -138,10 +138,10 @@ def test_messages_of_stages_that_sleep_are_small_whatever_the_costs_say_of_a_mod
     file.write_text('unit = "ms"\nF = [4, 5]\nbandwidth = 10\ncores = 2\n[bytes]\nmessage = 99\n')
     schedule = hocket.build("1f1b", p=2, m=2)
     settings = Namespace(costs=str(file), model=SLEEP, schedule=schedule)
-    costs = costs_of_file(settings, schedule)
+    costs, _ = costs_of_file(settings, schedule)
     assert (costs.bandwidth, costs.cores) == (None, None)
     settings.model = DEMO
-    assert costs_of_file(settings, schedule).bandwidth == 10
+    assert costs_of_file(settings, schedule)[0].bandwidth == 10
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,8 @@ from hocket.errors import UsageError
 from hocket.formats import Subject, choose, names
 
 if TYPE_CHECKING:
-    from hocket.comparison import Competitor
+    from hocket.comparison import Competitor, Diff
     from hocket.costs import Costs
-    from hocket.recognise import Diff
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +72,9 @@ def _change(
         if any(limit is not None for limit in limits.values()):
             raise UsageError("--max-makespan and --max-bytes need exactly two schedules")
         return None, []
-    from hocket.comparison import costs_of
-    from hocket.recognise import diff
+    from hocket.comparison import diff
 
-    before, after = (c.schedule for c in competitors)
-    change = diff(before, after, costs_of(before, costs), b_costs=costs_of(after, costs))
+    change = diff(*(c.schedule for c in competitors), costs)
     return change, change.exceeded(**limits)
 
 

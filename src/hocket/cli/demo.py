@@ -38,17 +38,17 @@ def run(options: Options) -> int:
         raise UsageError(f"{folder}: cannot be made: {error.strerror}") from None
     f, w = (80, 92, 76, 84), (40, 46, 38, 42)
     sizes = Bytes(
+        unit="MB",
         static=(512.0, 563.2, 460.8, 537.6),
         activation=(256.0, 281.6, 230.4, 268.8),
         gradient=(128.0, 140.8, 115.2, 134.4),
     )
-    costs = Costs(F=f, I=f, W=w, p2p_overhead=(10, 10), unit="us", bytes=sizes)
+    costs = Costs(F=f, I=f, W=w, p2p_overhead=(10, 10), unit="us", bytes=sizes, per="rank")
     fitting, left_out = all_that_fit(P, M)
     table = compare(fitting, costs, left_out)
     trace = str(folder / "run.pftrace")
     for name, schedule, _ in fitting:
-        split = costs.split(schedule.placement.n_stages // P, schedule.placement.slices)
-        write_trace(simulate(schedule, split), folder / f"{name}.pftrace")
+        write_trace(simulate(schedule, costs), folder / f"{name}.pftrace")
     if not options.json:
         print(
             f"Every schedule at p={P} m={M}, four uneven stages, blocking transfers:\n\n{table}\n\n"

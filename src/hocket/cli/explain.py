@@ -12,7 +12,7 @@ from hocket.words import size
 
 def memory_option(use: str) -> Any:
     """The field of --memory, one limit for every rank; use: what it is for."""
-    text = "bytes per rank, in the unit of the costs (without bytes there: microbatches in flight)"
+    text = "memory per rank, such as 80GB (without bytes in the costs: microbatches in flight)"
     return option("--memory LIMIT", f"{text}, {use}", read=size)
 
 
@@ -33,7 +33,8 @@ def run(options: Options) -> Answer:
 
     costs = costs_of(options.costs)
     timeline = simulate(options.selection.build(), costs)
-    explanation = explain(timeline, costs, limit=options.memory, others=not options.alone)
+    limit = costs.bytes.amount(options.memory)
+    explanation = explain(timeline, costs, limit=limit, others=not options.alone)
     return Answer(explanation, explanation.as_json)
 
 

@@ -94,7 +94,7 @@ def _write_costs(path: str, loaded: Loaded) -> None:
 
 def _report(loaded: Loaded, *, why: bool) -> str:
     """What was measured, and what the costs that were read predict."""
-    from hocket.comparison import as_text
+    from hocket.report import as_text
     from hocket.simulator import simulate
     from hocket.tables import format_time
 
@@ -110,7 +110,7 @@ def _report(loaded: Loaded, *, why: bool) -> str:
 
 
 def _data(loaded: Loaded) -> dict[str, Any]:
-    from hocket import comparison
+    from hocket import report
     from hocket.costs import costs_toml
     from hocket.simulator import simulate
     from hocket.text import as_json
@@ -119,7 +119,7 @@ def _data(loaded: Loaded) -> dict[str, Any]:
     if loaded.costs is not None:
         data["costs"] = costs_toml(loaded.costs)
     if loaded.timeline is not None and loaded.costs is not None:
-        data["measured"] = comparison.as_json(loaded.timeline, loaded.costs)
+        data["measured"] = report.as_json(loaded.timeline, loaded.costs)
         data["predicted"] = float(simulate(loaded.schedule, loaded.costs).makespan)
         data["spread"] = list(loaded.spread)
     return data

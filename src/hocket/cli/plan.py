@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import sys
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -61,7 +61,7 @@ class Options:
     )
     costs_file: str | None = costs_option()
     memory: Any = option(
-        "--memory LIMIT", "bytes of each rank: 80GB, 80GiB or 80e9, or one per rank: 80e9,40e9",
+        "--memory LIMIT", "memory of each rank: 80GB, 80GiB or 80e9, or one per rank: 80GB,40GB",
         read=_limit, heading="limits",
     )  # fmt: skip
     in_flight: Any = option(
@@ -84,8 +84,8 @@ class Options:
         "--buffers", "receive buffers beside activations: per microbatch in flight, or of the step",
         of=_BUFFERS,
     )  # fmt: skip
-    layers: Costs | None = option(
-        "--layers FILE", "costs of each layer (TOML): the cut is chosen too", read=costs_of
+    layers: str | None = option(
+        "--layers FILE", "costs of each layer (TOML): the partition is chosen too"
     )
     objective: str = option(
         "--objective",
@@ -114,7 +114,7 @@ class Options:
     )  # fmt: skip
     curve: str | None = option(
         "--curve LIMITS",
-        "the time under each limit: in-flight=4-8, in-flight=4,5.5,8 or memory=40e9-80e9",
+        "the time under each limit: in-flight=4-8, in-flight=4,5.5,8 or memory=40GB-80GB",
     )
     points: int = option("--points N", "limits of a curve from-to (default: 9)", default=9)
     sensitivity: bool = option("--sensitivity", "what faster links, memory, microbatches give")
@@ -150,7 +150,7 @@ def _planned(options: Options) -> Plan:
     from hocket.planner.planning import plan
 
     request = request_of(options)
-    if options.jitter is not None and (request.layers or request.costs).cores is not None:
+    if options.jitter is not None and request.costs.cores is not None:
         raise UsageError(
             "--jitter replays orders, which does not tell what ranks that share cores do to "
             "each other; leave out cores in the costs"
@@ -213,19 +213,22 @@ def _run_curve(options: Options, text: str) -> Answer:
             raise UsageError(f"--curve plans once for each of its limits; leave out {word}")
     what, values = _limits_of(text, options.points)
     more = {"time_limit": SECONDS} if options.time_limit is None else {}
-    found = _with_progress(curve, request_of(options, **more), what, values)
+    request = request_of(options, **more)
+    if what == "memory":
+        values = _in_unit(request.costs, values)
+    found = _with_progress(curve, request, what, values)
     return Answer(found, found.as_json)
 
 
 def _limits_of(text: str, count: int) -> tuple[str, tuple[Any, ...]]:
-    """The limits of `in-flight=4-8`, `memory=40e9,80e9`. Raises: UsageError."""
+    """The limits of `in-flight=4-8`, `memory=40GB,80GB`. Raises: UsageError."""
     from hocket.planner.curve import spread
 
     name, _, values = text.partition("=")
     first, *more = re.split("(?<![eE])-", values, maxsplit=1)  # 1e-3 is a number
     if name not in ("in-flight", "memory") or not first or more == [""]:
         raise UsageError(
-            f"--curve: expected in-flight=4-8, in-flight=4,5.5,8 or memory=40e9-80e9, "
+            f"--curve: expected in-flight=4-8, in-flight=4,5.5,8 or memory=40GB-80GB, "
             f"found {text!r}"
         )
     try:
@@ -244,7 +247,22 @@ def request_of(options: Options, **more: Any) -> Request:
 
     if options.p is None or options.m is None:
         raise UsageError("plan needs the numbers of ranks and microbatches: give -p and -m")
-    return Request(costs=costs_of(options.costs_file), **(_asked(options) | more))
+    if options.costs_file and options.layers:
+        raise UsageError("--costs and --layers both give the costs; leave one of them out")
+    costs = costs_of(options.costs_file or options.layers)
+    if options.layers:
+        costs = replace(costs, per="layer")
+    asked = _asked(options) | more
+    if "memory" in asked and costs.bytes:
+        asked["memory"] = _in_unit(costs, asked["memory"])
+    return Request(costs=costs, **asked)
+
+
+def _in_unit(costs: Costs, limits: Any) -> Any:
+    """Limits of bytes in the unit of the costs."""
+    if isinstance(limits, tuple):
+        return tuple(map(costs.bytes.amount, limits))
+    return costs.bytes.amount(limits)
 
 
 def _asked(options: Options) -> dict[str, Any]:

@@ -46,7 +46,7 @@ def run(options: Options, **more: Any) -> int:
         from hocket.simulator import simulate
 
         for _, schedule in settings.orders:  # its faults now, not after a run
-            costs = costs_of_file(settings, schedule)
+            costs, _ = costs_of_file(settings, schedule)
             if costs is not None:
                 simulate(schedule, costs)
 

@@ -140,11 +140,13 @@ def _settings(name: str, sizes: Sizes, options: dict[str, Any]) -> dict[str, Any
 
 def costs_option() -> Any:
     """The field of --costs."""
-    return option("--costs FILE", "costs.toml, or a built-in profile (default: F = I = W = 1)")
+    return option(
+        "--costs FILE", "costs.toml, or a built-in profile (default: F = I = W = 1 per rank)"
+    )
 
 
 def costs_of(path: str | None) -> Costs:
-    """The costs of a file or profile; left out, all the same. Raises: CostError, UsageError."""
+    """The costs of a file or profile; left out, 1 per rank. Raises: CostError, UsageError."""
     from hocket.costs import Costs, load_costs
 
-    return load_costs(path) if path else Costs()
+    return load_costs(path) if path else Costs(per="rank")

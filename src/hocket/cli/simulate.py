@@ -37,7 +37,7 @@ class Options:
 
 def run(options: Options) -> Answer:
     """The timeline; writes its trace."""
-    from hocket.comparison import as_json, as_text
+    from hocket.report import as_json, as_text
     from hocket.simulator import simulate
 
     schedule, costs, trace = options.selection.build(), costs_of(options.costs), options.trace

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from hocket.costs.partition import partition
 from hocket.demo.data import batch
 from hocket.errors import UsageError
-from hocket.planner.partition import partition
 
 __all__ = ["batch", "build", "loss"]
 

@@ -13,7 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hocket.costs import Cycle, load_costs, per_stage
+from hocket.costs import load_costs, per_stage, recut
+from hocket.costs.scaling import list_length
 from hocket.errors import CostError, UsageError
 from hocket.measured import SECONDS
 
@@ -90,17 +91,15 @@ def build(
 def _naps(file: str, stage: int, n_stages: int) -> tuple[float, float, float]:
     """Seconds of F, I and W of a stage."""
     costs = load_costs(file)
-    kinds = (costs.F, costs.I, costs.W)
-    lists = [x for x in kinds if isinstance(x, tuple) and not isinstance(x, Cycle)]
-    if not lists or costs.unit not in SECONDS:
+    length = list_length(costs)
+    if length is None or costs.unit not in SECONDS:
         raise UsageError(
-            f"{file}: to sleep so long, F, I or W must be a list, one value a stage, and unit one "
-            f"of {', '.join(SECONDS)}"
+            f"{file}: to sleep so long, F, I or W must be a list, one value per stage, and unit "
+            f"one of {', '.join(SECONDS)}"
         )
-    v, rest = divmod(n_stages, max(map(len, lists)))
     try:
-        split = costs if rest else costs.split(v)
-        rows = [per_stage(kind, getattr(split, kind), n_stages) for kind in ("F", "I", "W")]
+        fitting = recut(costs, length, n_stages)
+        rows = [per_stage(kind, getattr(fitting, kind), n_stages) for kind in ("F", "I", "W")]
     except CostError as error:
         raise CostError(f"{file}: {error}") from None
     f, i, w = (float(row[stage]) * SECONDS[costs.unit] for row in rows)

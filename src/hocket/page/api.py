@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from hocket.costs import Costs, costs_from, costs_toml, load_costs, profiles
+from hocket.costs.scaling import fitted_together, refitted
 from hocket.errors import CostError, UsageError
-from hocket.explanation import recut
 from hocket.files import read_text
 from hocket.ir import Schedule
 from hocket.page.document import page_data, trace_bytes
@@ -24,18 +24,19 @@ from hocket.recognise import Match, recognise
 from hocket.schedules import build, entries, entry, settings_of
 from hocket.simulator import simulate
 from hocket.timeline import Timeline
-from hocket.words import options_text
+from hocket.words import options_text, size
 
 GIVEN = "(given)"  # the schedule of the command line, where it is no registered one
 MEASURED = "(measured)"  # the measured timeline of the command line
 MOST_ACTIONS = 400_000  # more take the page too long to be looked at while typing
 
+RANK = Costs(per="rank")  # where nothing else is said
 Words = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Given:
-    """What the command line gave: the schedules, the costs, the limit, a trace.
+    """What the command line gave: the schedules, the costs, the limit in bytes, a trace.
 
     costs: a path or a built-in profile. measured: the timeline of a trace, `read` the costs that
     were read from it, `label` and `notes` what is said of it.
@@ -69,7 +70,7 @@ class Given:
         """Those of --costs, else those of the trace, else all the same."""
         if self.costs is not None:
             return load_costs(self.costs)
-        return Costs() if self.read is None else self.read
+        return RANK if self.read is None else self.read
 
     def words(self) -> dict[str, str]:
         """The same as the form's words."""
@@ -132,7 +133,7 @@ def answer(given: Given, words: Words) -> dict[str, Any]:
 
     Raises: HocketError, to be shown as it is.
     """
-    limit = _number("the memory limit", words, "limit")
+    limit = _limit(words.get("limit", ""))
     return page_data(timelines(given, words), limit=limit, notes=given.notes)
 
 
@@ -165,18 +166,18 @@ def _with_trace(given: Given, schedule: Schedule, costs: Costs) -> dict[str, Tim
     """The trace, and below it what the costs of its stages predict for a schedule."""
     assert given.measured is not None
     same = schedule.renamed(given.schedule.name) == given.schedule
-    fitted = costs if same else fitting(costs, given.schedule, schedule)
+    fitted = refitted(costs, given.schedule.placement, schedule.placement)
     label = "predicted" if same else f"{schedule.name}, predicted"
     return {given.label: given.measured, label: simulate(schedule, fitted)}
 
 
 def simulated(first: Schedule, other: Schedule | None, costs: Costs) -> dict[str, Timeline]:
-    """One or two schedules under the costs of the first one's stages, by label."""
-    out = {first.name: simulate(first, costs)}
+    """One or two schedules of one model under the same costs, by label."""
+    shown = {first.name: first}
     if other is not None:
-        label = other.name if other.name != first.name else f"{other.name} (beside)"
-        out[label] = simulate(other, fitting(costs, first, other))
-    return out
+        shown[other.name if other.name != first.name else f"{other.name} (beside)"] = other
+    each = fitted_together(costs, [s.placement for s in shown.values()])
+    return {label: simulate(s, c) for (label, s), c in zip(shown.items(), each, strict=True)}
 
 
 def _schedule(given: Given, words: Words) -> Schedule:
@@ -217,24 +218,10 @@ def _built(name: str, p: int, m: int, v: int | None, options: dict[str, Any]) ->
     return build(name, p=p, m=m, v=v, **options)
 
 
-def fitting(costs: Costs, first: Schedule, other: Schedule) -> Costs:
-    """The costs of the first schedule's model, cut into the stages of the other.
-
-    Raises: UsageError where the cuts do not nest.
-    """
-    found = recut(costs, first, other)
-    if found is None:
-        a, b = first.placement.n_stages, other.placement.n_stages
-        raise UsageError(
-            f"{first.name} has {a} stages and {other.name} {b}: costs of one do not fit the other"
-        )
-    return found
-
-
 def _costs(text: str) -> Costs:
     text = text.strip()
     if not text:
-        return Costs()
+        return RANK
     if text in profiles():
         return load_costs(text)
     try:
@@ -260,11 +247,11 @@ def _whole(what: str, words: Words, key: str) -> int | None:
     return int(text)
 
 
-def _number(what: str, words: Words, key: str) -> float | None:
-    text = words.get(key, "").strip()
-    if not text:
+def _limit(text: str) -> float | None:
+    """The memory limit, `80GB` or a number; None where none is given. Raises: UsageError."""
+    if not text.strip():
         return None
     try:
-        return float(text)
-    except ValueError:
-        raise UsageError(f"{what} is {text!r}; it must be a number") from None
+        return size(text)
+    except UsageError as error:
+        raise UsageError(f"the memory limit: {error}") from None

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hocket.costs import Bytes
 from hocket.graph import edges
 from hocket.ir import Array, encode, kinds_of, mbs_of, stages_of
 from hocket.render import tiles
@@ -115,7 +114,7 @@ class Levels(NamedTuple):
 
 def levels(timeline: Timeline, scale: Scale) -> Levels:
     """Bytes where the costs tell them, else microbatches in flight; only the changes."""
-    quantity = "in_flight" if timeline.bytes == Bytes() else "bytes"
+    quantity = "bytes" if timeline.bytes else "in_flight"
     times, values = [], []
     for time, value in timeline.levels(quantity):
         changes = np.diff(value, prepend=0.0) != 0
@@ -124,11 +123,12 @@ def levels(timeline: Timeline, scale: Scale) -> Levels:
     highest = max((float(v.max(initial=0)) for v in values), default=0.0)
     whole = highest < LARGEST // 2 and all(bool((v == np.rint(v)).all()) for v in values)
     unit = 1.0 if whole else highest / FINEST or 1.0
+    parts = timeline.parts if quantity == "in_flight" else 1
     packed = [
         Column("level_time", np.concatenate(times), difference=True),
         Column("level", np.rint(np.concatenate(values) / unit), difference=True),
     ]
-    return Levels(quantity, unit, [len(v) for v in values], packed)
+    return Levels(quantity, unit / float(parts), [len(v) for v in values], packed)
 
 
 def pack(found: Iterable[Column]) -> str:

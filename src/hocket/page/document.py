@@ -13,13 +13,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from hocket.costs import Bytes
 from hocket.deps import RECEIVES, ROWS, Kind
 from hocket.errors import UsageError
 from hocket.explanation import observe
 from hocket.page.columns import columns, levels, pack, scale_of
 from hocket.render import tiles
-from hocket.tables import table
+from hocket.report import rank_table
 from hocket.text import head
 from hocket.timeline import PHASES, Timeline
 from hocket.trace import draw, perfetto
@@ -90,7 +89,7 @@ def page_data(
         packed += found
     return {
         "unit": next(iter(named.values())).unit,
-        "limit": limit,
+        "limit": next(iter(named.values())).bytes.amount(limit),
         "kinds": [_kind(kind) for kind in Kind],
         "views": views,
         "blob": pack(packed),
@@ -138,8 +137,7 @@ def _view(label: str, timeline: Timeline, factor: float) -> tuple[dict[str, Any]
         "queues": [{"name": str(q), "rank": q.rank} for q in s.queues],
         "first": s.slots[s.starts].tolist(),
         "idle": [tiles.idle_share(timeline, r) for r in range(s.p)],
-        "peaks": [_plain(r.peak_in_flight) if peaks is None else peaks[r.rank]
-                  for r in timeline.ranks],
+        "peaks": [float(x) for x in (timeline.in_flight if peaks is None else peaks)],
         "static": timeline.static_bytes if peaks is not None else [0] * s.p,
         "memory": {"quantity": memory.quantity, "unit": memory.unit, "counts": memory.counts},
         "shade": tiles.shade_means(s) if tiles.shades(s).any() else "",
@@ -174,22 +172,11 @@ def _trace(label: str, timeline: Timeline) -> dict[str, Any]:
 
 def summary(label: str, timeline: Timeline) -> str:
     """The timeline in words and tables: what a reader who cannot see the picture hears."""
-    has_bytes = timeline.bytes != Bytes()
-    columns = ["rank", "busy", "idle", *PHASES, "in flight", *(["bytes"] if has_bytes else [])]
-    rows = [
-        [str(r.rank), r.busy, r.idle, *r.bubble.values(), r.peak_in_flight,
-         *([r.peak_bytes] if has_bytes else [])]
-        for r in timeline.ranks
-    ]  # fmt: skip
-    unit = f", times in {timeline.unit}" if timeline.unit else ""
-    parts = [f"{label}: {', '.join(tiles.headline(timeline)[1:])}{unit}.", table(rows, columns)]
+    ranks = rank_table(timeline, "rank", "busy", "idle", *PHASES, "in flight", "memory")
+    parts = [f"{label}: {', '.join(tiles.headline(timeline)[1:])}.", ranks]
     if timeline.computes.any() and len(timeline.schedule.codes) <= MOST_EXPLAINED:
         parts.append(observe(timeline).seen)
     return "\n\n".join(parts)
-
-
-def _plain(value: Any) -> Any:
-    return value if isinstance(value, int) else float(value)
 
 
 def _asset(name: str) -> str:

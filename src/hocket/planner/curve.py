@@ -8,15 +8,14 @@ from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
 
-from hocket.costs import Bytes, Number
+from hocket.costs import Number
 from hocket.errors import PlanError, UsageError
 from hocket.ir import Schedule
 from hocket.planner.planning import Progress, Watcher, plan
-from hocket.planner.report import plain
 from hocket.planner.request import Plan, Request
 from hocket.planner.variants import named
 from hocket.search.bounds import Bound
-from hocket.tables import format_time, table
+from hocket.tables import format_bytes, format_time, plain, table
 
 LIMITS = ("in_flight", "memory")
 SECONDS = 300.0  # of a whole curve, where nothing is said
@@ -44,7 +43,7 @@ class Point(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """Points by limit; no larger limit takes longer. `what`: a name of LIMITS."""
+    """Points by limit; no larger limit takes longer. what: a name of LIMITS; sizes: bytes' unit."""
 
     what: str
     objective: str
@@ -52,6 +51,7 @@ class Curve:
     points: tuple[Point, ...]
     seconds: float
     missing: tuple[Number, ...] = ()
+    sizes: str = "B"
 
     def as_json(self) -> dict[str, Any]:
         """The contract of `plan --curve --json`."""
@@ -63,12 +63,15 @@ class Curve:
             "missing": [plain(x) for x in self.missing], "seconds": self.seconds,
         }  # fmt: skip
 
+    def _limit(self, limit: Number) -> str:
+        return format_time(limit) if self.what == "in_flight" else format_bytes(limit, self.sizes)
+
     def __str__(self) -> str:
-        word = "in flight" if self.what == "in_flight" else "bytes"
+        word = self.what.replace("_", " ")
         drawn = dict(zip(self.points, _drawn(self.points), strict=True))
         rows = [
             {
-                word: format_time(p.limit), self.objective: _told(p.value, self.unit),
+                word: self._limit(p.limit), self.objective: _told(p.value, self.unit),
                 "bound": _told(p.bound, self.unit), "gap": _gap(p), "schedule": p.name,
                 "bound |, time *": drawn[p],
             }
@@ -76,7 +79,7 @@ class Curve:
         ]  # fmt: skip
         out = [table(rows, [word, self.objective, "bound", "gap", "schedule", "bound |, time *"])]
         if self.missing:
-            left = ", ".join(format_time(x) for x in self.missing)
+            left = ", ".join(map(self._limit, self.missing))
             out.append(f"ended before the limits {left}")
         out.append(f"{self.seconds:.1f} s")
         return "\n\n".join(out)
@@ -98,7 +101,7 @@ def curve(
     """
     if what not in LIMITS:
         raise UsageError(f"a curve is over in-flight or memory, not {what!r}")
-    if what == "memory" and (request.layers or request.costs).bytes == Bytes():
+    if what == "memory" and not request.costs.bytes:
         raise UsageError("a curve over memory needs costs with bytes; these have none")
     began = time.monotonic()
     wanted = sorted(set(limits))
@@ -128,9 +131,9 @@ def curve(
         raise KeyboardInterrupt
     _offered(request, what, wanted, plans)
     return Curve(
-        what, request.objective, (request.layers or request.costs).unit,
+        what, request.objective, request.costs.unit,
         tuple(_point(x, p) for x, p in zip(wanted, plans, strict=False)),
-        time.monotonic() - began, tuple(wanted[len(plans) :]),
+        time.monotonic() - began, tuple(wanted[len(plans) :]), request.costs.bytes.unit,
     )  # fmt: skip
 
 

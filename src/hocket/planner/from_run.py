@@ -98,13 +98,12 @@ def request_of(loaded: Loaded, now: Timeline, **limits: Any) -> Request:
 
     schedule = loaded.schedule
     v = max(1, schedule.placement.n_stages // schedule.p)
-    fullest = max(1, *(r.peak_in_flight for r in now.ranks))
     asked: dict[str, Any] = {
         "p": schedule.p,
         "m": schedule.m,
         "costs": loaded.costs,
         "v": (v,),
-        "in_flight": fullest / v,
+        "in_flight": max(1 / v, float(max(now.in_flight))),
         "copies": max(1, round(schedule.placement.weight_copies)),
     }
     if "shapes" not in limits:

@@ -14,6 +14,7 @@ from hocket.planner.recompute import FULL
 from hocket.planner.request import SHAPES, Entrant, Request
 from hocket.planner.variants import Pricing, Variant, priced, variants
 from hocket.search.problem import SPLIT
+from hocket.tables import format_bytes
 
 
 def lacking(variant: Variant) -> str:
@@ -29,9 +30,13 @@ def lacking(variant: Variant) -> str:
         )
     static = per_stage("bytes.static", variant.costs.bytes.static, variant.placement.n_stages)
     fixed = float(sum(static[s] for s in variant.placement.stages_of_rank[rank]))
+    needed, static, alone, limit = (
+        format_bytes(float(x), variant.costs.bytes.unit)
+        for x in (fixed + need[worst], fixed, need[worst], fixed + cap[worst])
+    )
     return (
-        f"rank {rank} needs {fixed + need[worst]:.6g} bytes, {fixed:.6g} static and "
-        f"{need[worst]:.6g} for one microbatch; the limit is {fixed + cap[worst]:.6g}"
+        f"rank {rank} needs {needed}, {static} static and {alone} for one microbatch; "
+        f"the limit is {limit}"
     )
 
 
@@ -78,6 +83,8 @@ def _others(request: Request) -> Iterator[tuple[str, Request]]:
         yield "--recompute full", replace(request, recompute=(FULL,))
     if request.buffers == "each":
         yield "--buffers in-flight", replace(request, buffers="in flight")
+    if request.costs.per == "stage":  # more ranks would have another model
+        return
     more = 2 * max(request.ranks)
     yield f"-p {more}", replace(request, p=(*request.ranks, more))
 

@@ -8,6 +8,7 @@ from hocket.costs import Costs, Number
 from hocket.ir import Line, Placement, Schedule, encode, kinds_of, mbs_of, stages_of
 from hocket.planner.request import Request, limits
 from hocket.simulator import simulate
+from hocket.tables import format_bytes
 from hocket.timeline import Timeline
 
 
@@ -42,22 +43,21 @@ def repeated(schedule: Schedule, times: int) -> Schedule:
     return Schedule.from_lines(schedule.name, longer, queues)
 
 
-def over(request: Request, timeline: Timeline, v: int) -> str:
+def over(request: Request, timeline: Timeline) -> str:
     """Why a schedule does not fit the limits; empty where it does."""
     p = timeline.schedule.p
-    slices = timeline.schedule.placement.slices
-    pairs, given = limits(request.in_flight, p, "in_flight"), limits(request.memory, p, "memory")
+    flights, memory = limits(request.in_flight, p, "in_flight"), limits(request.memory, p, "memory")
     out = []
-    for rank in timeline.ranks:
-        if pairs is not None and rank.peak_in_flight > float(pairs[rank.rank]) * v * slices + 1e-9:
-            held = rank.peak_in_flight / v / slices
-            excess = held / float(pairs[rank.rank])
-            out.append((excess, f"holds {held:g} in flight on rank {rank.rank}; the limit is "
-                        f"{float(pairs[rank.rank]):g}"))  # fmt: skip
-        if given is not None and rank.peak_bytes > float(given[rank.rank]) * (1 + 1e-9):
-            excess = rank.peak_bytes / float(given[rank.rank])
-            out.append((excess, f"needs {rank.peak_bytes:g} bytes on rank {rank.rank}; the limit "
-                        f"is {float(given[rank.rank]):g}"))  # fmt: skip
+    for r, (held, peak) in enumerate(zip(timeline.in_flight, timeline.peak_bytes, strict=True)):
+        if flights is not None and held > float(flights[r]) + 1e-9:
+            excess = float(held) / float(flights[r])
+            out.append((excess, f"holds {float(held):g} in flight on rank {r}; the limit is "
+                        f"{float(flights[r]):g}"))  # fmt: skip
+        if memory is not None and peak > float(memory[r]) * (1 + 1e-9):
+            needed, limit = (format_bytes(float(x), timeline.bytes.unit) for x in (peak, memory[r]))
+            out.append(
+                (peak / float(memory[r]), f"needs {needed} on rank {r}; the limit is {limit}")
+            )
     return max(out)[1] if out else ""
 
 

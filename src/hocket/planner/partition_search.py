@@ -10,8 +10,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from hocket.costs.partition import shifted
 from hocket.ir import Array
-from hocket.planner.partition import shifted
 from hocket.planner.recompute import NONE, Level
 from hocket.planner.variants import Pricing, Variant, asked
 from hocket.search.compiled import kernels

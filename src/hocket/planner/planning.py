@@ -159,13 +159,13 @@ class _Planning:
         except (CostError, PlanError, ScheduleError) as error:
             return _absent(name, made.p, v, str(error).splitlines()[0])
         value = measure(timeline, costs, request.objective)
-        why = over(request, timeline, v)
+        why = over(request, timeline)
         if not why:
             self.race.finalists.append(Finalist(value, made, costs, name, name))
         return Entrant(
             name=name, p=made.p, v=v, weights=made.placement.weight_copies,
             makespan=timeline.makespan, span=timeline.span, value=None if why else value,
-            in_flight=timeline.in_flight(v), peak_bytes=max(r.peak_bytes for r in timeline.ranks),
+            in_flight=float(max(timeline.in_flight)), peak_bytes=max(timeline.peak_bytes),
             why=why,
         )  # fmt: skip
 
@@ -217,8 +217,8 @@ class _Planning:
             Entrant(
                 name=contest.name, p=made.p, v=variant.v, weights=made.placement.weight_copies,
                 makespan=timeline.makespan, span=timeline.span, value=value,
-                in_flight=timeline.in_flight(variant.v),
-                peak_bytes=max(r.peak_bytes for r in timeline.ranks), why=why,
+                in_flight=float(max(timeline.in_flight)),
+                peak_bytes=max(timeline.peak_bytes), why=why,
             )
         )  # fmt: skip
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import accumulate
 from typing import NamedTuple
 
-from hocket.costs import Costs, Number, per_stage, quotient
+from hocket.costs import Costs, Number, per_stage
+from hocket.costs.scaling import n_layers
 from hocket.errors import UsageError
 from hocket.ir import Placement
 
@@ -82,36 +84,6 @@ def recomputed(costs: Costs, levels: Sequence[Level]) -> Costs:
     )  # fmt: skip
 
 
-def receive_buffers(
-    placement: Placement, costs: Costs, *, in_flight: Sequence[int], prefetch: bool = False
-) -> list[dict[str, Number]]:
-    """Bytes of receive buffers of each rank: needed, and with one for every microbatch.
-
-    An input is needed until its backward: a buffer for each microbatch in flight; of gradients one
-    is in use at a time (two with `prefetch`).
-    """
-    n, m = placement.n_stages, placement.m
-    message = per_stage("bytes.message", costs.bytes.message, n)
-    out: list[dict[str, Number]] = []
-    for rank in range(placement.p):
-        forward = backward = 0
-        for path in placement.paths:
-            for s, queue in enumerate(path):
-                if queue.rank != rank:
-                    continue
-                if s and path[s - 1].rank != rank:
-                    forward += message[s - 1]
-                if s + 1 < len(path) and path[s + 1].rank != rank:
-                    backward += message[s]
-        stages = sum(q.rank == rank for path in placement.paths for q in path)
-        needed = quotient(forward * in_flight[rank], stages) if stages else 0
-        out.append({
-            "forward": needed, "backward": backward * (2 if prefetch else 1),
-            "forward_each": forward * m, "backward_each": backward * m,
-        })  # fmt: skip
-    return out
-
-
 def with_receive_buffers(costs: Costs, placement: Placement, *, each: bool) -> Costs:
     """Costs whose bytes count receive buffers that the activations do not include.
 
@@ -140,3 +112,40 @@ def with_receive_buffers(costs: Costs, placement: Placement, *, each: bool) -> C
         activation=tuple(x + f for x, f in zip(activation, forward, strict=True)),
         held=held if held is not None else activation,
     ))  # fmt: skip
+
+
+def needs(
+    layers: Costs, placement: Placement, *, levels: Sequence[Level], buffers: str
+) -> Callable[[int, int, int], tuple[float, float, float]]:
+    """What a stage of some layers needs with one microbatch, as `Room.need`.
+
+    levels: what it may compute again; the one that holds least counts. buffers: as in a Request.
+    """
+    n, m, path = n_layers(layers), placement.m, placement.paths[0]
+    b = layers.bytes
+    held = b.activation if b.held is None else b.held
+    static, activation, after, gradient = (
+        [0.0, *accumulate(map(float, per_stage(name, value, n)))]
+        for name, value in (
+            ("static", b.static), ("activation", b.activation), ("held", held),
+            ("gradient", b.gradient),
+        )
+    )  # fmt: skip
+    message = [float(x) for x in per_stage("message", b.message, n)]
+    comes = [s > 0 and path[s - 1].rank != path[s].rank for s in range(len(path))]
+    each = m if buffers == "each" else 0
+    flying = 1 if buffers == "in flight" else 0
+
+    def need(s: int, start: int, end: int) -> tuple[float, float, float]:
+        first = message[start - 1] if s and comes[s] else 0.0
+        last = message[end - 1] if s + 1 < len(path) and comes[s + 1] else 0.0
+        fixed = static[end] - static[start] + each * (first + last) + flying * last
+        made = activation[end] - activation[start] + flying * first
+        entry = message[start - 1] if s else message[end - 1]
+        kept = min(
+            [made, *(min(made, entry) if x.keep is None else made * float(x.keep) for x in levels)]
+        )
+        running = max(made + gradient[end] - gradient[start], after[end] - after[start])
+        return fixed, kept, running - kept
+
+    return need

@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from fractions import Fraction
 from typing import Any
 
 from hocket.planner.request import OBJECTIVES, Plan
 from hocket.search.problem import saves
-from hocket.tables import format_time, table
+from hocket.tables import format_bytes, format_time, in_one_unit, plain, table
 
 _ROWS = 16
-
-
-def plain(value: Any) -> Any:
-    """A number that JSON knows: fractions as floats."""
-    return float(value) if isinstance(value, Fraction) else value
 
 
 def as_json(plan: Plan) -> dict[str, Any]:
@@ -24,7 +18,8 @@ def as_json(plan: Plan) -> dict[str, Any]:
     s, request = plan.schedule, plan.request
     return {
         "schedule": s.name, "p": s.p, "m": request.m, "v": max(1, s.placement.n_stages // s.p),
-        "unit": plan.costs.unit, "objective": request.objective,
+        "unit": plan.costs.unit, "per": request.costs.per or "stage",
+        "objective": request.objective,
         "objective_means": OBJECTIVES[request.objective], "value": plain(plan.value),
         "makespan": plain(plan.makespan), "span": plain(plan.span),
         "lower_bound": plain(plan.bound.value), "lower_bound_argument": plan.bound.argument,
@@ -51,8 +46,8 @@ FUSED = (
 
 def misses_slots_of_two(plan: Plan) -> bool:
     """True where slots of a forward and a backward may be cheaper, but are not searched for."""
-    costs, lane = plan.costs, plan.costs.p2p_overhead is not None
-    return lane or (saves(costs) and costs.shares_cores(plan.schedule.p))
+    costs = plan.costs
+    return costs.p2p_overhead is not None or (saves(costs) and costs.shares_cores(plan.schedule.p))
 
 
 def as_text(plan: Plan) -> str:
@@ -107,27 +102,18 @@ def _bound_line(plan: Plan) -> str:
 
 
 def _table(plan: Plan) -> str:
-    shown = plan.entrants[:_ROWS]
+    shown, sizes = plan.entrants[:_ROWS], plan.costs.bytes
     rows = [
         {
             "candidate": e.name, "p": e.p, "v": e.v, "makespan": e.makespan, "span": e.span,
-            "in flight": e.in_flight, "bytes": e.peak_bytes,
+            "in flight": e.in_flight,
+            "memory": None if e.peak_bytes is None else format_bytes(e.peak_bytes, sizes.unit),
             "weights": f"{e.weights:g}x" if e.weights else "", "why not": e.why,
         }
         for e in shown
     ]  # fmt: skip
-    columns = [
-        "candidate",
-        "p",
-        "v",
-        "makespan",
-        "span",
-        "in flight",
-        "bytes",
-        "weights",
-        "why not",
-    ]
-    if not any(e.peak_bytes for e in shown):
-        columns.remove("bytes")
+    rows, unit = in_one_unit(rows, ["makespan", "span"], plan.costs.unit)
+    columns = [c for c in rows[0] if sizes or c != "memory"] if rows else ["candidate"]
     more = len(plan.entrants) - len(shown)
-    return table(rows, columns) + (f"\n... and {more} more (--json has all)" if more > 0 else "")
+    left = f"\n... and {more} more (--json has all)" if more > 0 else ""
+    return table(rows, columns) + left + (f"\n(times in {unit})" if unit else "")

@@ -7,8 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hocket.costs import Bytes, Costs, Number
-from hocket.errors import UsageError
+from hocket.costs import Costs, Number
+from hocket.costs.scaling import check_choice
+from hocket.errors import CostError, UsageError
 from hocket.ir import Placement, Schedule, linear, looped, mirrored, vshape, wave
 from hocket.limits import PLANNED, at_most, check_schedule
 from hocket.planner.recompute import Level
@@ -49,17 +50,16 @@ SHAPES: dict[str, Shape] = {
 class Request:
     """A question to the planner.
 
-    p: ranks, one number or several to choose from. m: microbatches. costs: of 1/p of the model
-    for each rank (a stage of v takes 1/v), or one value a stage where a list has p * v of them; of
-    several p, for the first.
-    memory: limit in bytes of each rank, static ones included; in_flight: limit in microbatches
-    of a rank's whole share of the model (a stage of v counts 1/v); numbers, or one a rank.
+    p: ranks, one number or several to choose from. m: microbatches. costs: per rank, of several p
+    for the first; or per stage, or per layer, to be joined to stages.
+    memory: limit of each rank in the unit of the bytes, static ones included; in_flight: limit in
+    microbatches of a rank's whole share of the model (a stage of v counts 1/v); numbers, or one
+    per rank.
     shapes, v, copies: placements that may be used, stages per rank, most copies of the weights.
     slices: most parts of a sequence. split: backward as I and W (True), whole (False), or either
     (None). named: also the registered schedules. recompute: what may be computed again instead of
     held, stage by stage, see `recompute.py`. buffers: receive buffers beside the activations:
-    "none", one for each microbatch "in flight", or "each" of the step. layers: costs of layers
-    (lists of one value a layer), to be cut into stages; instead of costs. search: look for orders
+    "none", one for each microbatch "in flight", or "each" of the step. search: look for orders
     beyond the registered and listed ones. objective: a key of OBJECTIVES. margin: of
     orders whose value is above the best by no more than this share, the simplest is the answer:
     fewest copies, fewest stages a rank, whole backwards, then the fastest (left out: 0; where ranks
@@ -71,7 +71,7 @@ class Request:
 
     p: int | tuple[int, ...]
     m: int
-    costs: Costs = field(default_factory=Costs)
+    costs: Costs = field(default_factory=lambda: Costs(per="rank"))
     memory: Limit = None
     in_flight: Limit = None
     shapes: tuple[str, ...] = ("linear", "looped", "v", "wave")
@@ -83,7 +83,6 @@ class Request:
     search: bool = True
     recompute: tuple[Level, ...] = ()
     buffers: str = "none"
-    layers: Costs | None = None
     objective: str = "makespan"
     margin: float | None = None
     time_limit: float = 20.0
@@ -130,15 +129,23 @@ class Request:
 
     def check_costs(self) -> None:
         """Raises UsageError where limits and costs do not fit each other."""
-        if self.memory is not None and (self.layers or self.costs).bytes == Bytes():
+        if self.memory is not None and not self.costs.bytes:
             raise UsageError(
                 "memory is a limit in bytes, but the costs have none; give [bytes] in them, or a "
                 "limit in microbatches (in_flight)"
             )
-        if self.layers is not None and self.costs != Costs():
-            raise UsageError(
-                "the costs of layers have all times; leave out those of stages (costs)"
+        if self.costs.slice is not None and self.slices == 1:
+            raise CostError(
+                f"slice has {len(self.costs.slice)} factors, but the plan has no slices; leave "
+                "slice out of the costs, or allow slices"
             )
+        stages = {p * v for p in self.ranks for v in self.v}
+        check_choice(self.costs, stages, v=self.v, slices=self.slices)
+
+    @property
+    def layers(self) -> Costs | None:
+        """The costs of layers, where the costs are those."""
+        return self.costs if self.costs.per == "layer" else None
 
     @property
     def ranks(self) -> tuple[int, ...]:

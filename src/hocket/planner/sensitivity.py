@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from hocket.costs import Number, quotient
+from hocket.costs.partition import shifted
+from hocket.costs.scaling import for_ranks
 from hocket.errors import HocketError
 from hocket.ir import Schedule
 from hocket.planner.measures import measure, over
-from hocket.planner.partition import shifted
 from hocket.planner.planning import plan
 from hocket.planner.recompute import NONE
-from hocket.planner.report import plain
 from hocket.planner.request import Limit, Plan, Request
-from hocket.planner.variants import Pricing, of_ranks
+from hocket.planner.variants import Pricing
 from hocket.simulator import simulate
 from hocket.simulator.samples import simulate_jitter
-from hocket.tables import format_time, table
-
-_GIGABYTE = 10**9
+from hocket.tables import SIZES, format_time, plain, table
 
 
 class Change(NamedTuple):
@@ -63,10 +62,10 @@ def sensitivity(found: Plan, *, seconds: float | None = None) -> Sensitivity:
     if seconds is None:
         seconds = min(max(2.0, found.seconds), 10.0)
     p = found.schedule.p
-    request = replace(
-        found.request, p=p, time_limit=seconds, solver=False,
-        costs=of_ranks(found.request.costs, found.request.ranks[0], p),
-    )  # fmt: skip
+    costs, first = found.request.costs, found.request.ranks[0]
+    if p != first and costs.per != "layer":
+        costs = for_ranks(costs, first, p)
+    request = replace(found.request, p=p, time_limit=seconds, solver=False, costs=costs)
     rows = [(what, *_value(found, asked)) for what, asked in _others(request)] + _moved(found)
     base, changes = float(found.value) / found.request.m, []
     for what, value, m in rows:
@@ -86,17 +85,16 @@ def _value(found: Plan, asked: Request) -> tuple[Number | None, int]:
 
 def _others(request: Request) -> list[tuple[str, Request]]:
     out = []
-    costs = request.layers or request.costs
+    costs = request.costs
 
     def priced(**changes: Any) -> Request:
-        key = "costs" if request.layers is None else "layers"
-        return replace(request, **{key: replace(costs, **changes)})
+        return replace(request, costs=replace(costs, **changes))
 
     if costs.latency or costs.bandwidth or any(costs.p2p_overhead or ()):
         bandwidth = None if costs.bandwidth is None else quotient(costs.bandwidth * 11, 10)
-        lane = costs.p2p_overhead and tuple(quotient(x * 10, 11) for x in costs.p2p_overhead)
+        overhead = costs.p2p_overhead and tuple(quotient(x * 10, 11) for x in costs.p2p_overhead)
         latency = quotient(costs.latency * 10, 11)
-        faster = priced(latency=latency, bandwidth=bandwidth, p2p_overhead=lane)
+        faster = priced(latency=latency, bandwidth=bandwidth, p2p_overhead=overhead)
         out.append(("links are 10 % faster", faster))
     if costs.shares_cores(min(request.ranks)):
         out.append(("a core for every rank", priced(cores=None)))
@@ -107,11 +105,12 @@ def _others(request: Request) -> list[tuple[str, Request]]:
             more = _plus(request.in_flight, step)
             if more is not None:
                 word = "more" if step > 0 else "less"
-                out.append((f"one {word} in flight a rank", replace(request, in_flight=more)))
+                out.append((f"one {word} in flight per rank", replace(request, in_flight=more)))
     if request.memory is not None:
-        if _least(request.memory) >= _GIGABYTE:  # else the bytes are surely in another unit
-            more = _plus(request.memory, _GIGABYTE)
-            out.append(("1 GB more a rank", replace(request, memory=more)))
+        gigabyte = quotient(*map(Fraction, (SIZES["GB"], SIZES[costs.bytes.unit])))
+        if _least(request.memory) >= gigabyte:
+            more = _plus(request.memory, gigabyte)
+            out.append(("1 GB more per rank", replace(request, memory=more)))
         out.append(("10 % more memory", replace(request, memory=_times(request.memory, 1.1))))
     return out
 
@@ -133,7 +132,7 @@ def _moved(found: Plan) -> list[tuple[str, Number | None, int]]:
         pricing.cuts[made.placement.paths, split] = cut
         costs = pricing.costs(made.placement, split)
         timeline = simulate(made, costs)
-        if not over(request, timeline, made.placement.n_stages // made.p):
+        if not over(request, timeline):
             value = measure(timeline, costs, request.objective)
             rows.append((f"a layer of stage {a} in stage {b}", value, request.m))
     return sorted(rows, key=lambda row: float(row[1] or 0))[:3]

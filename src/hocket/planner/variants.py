@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
 from typing import Any
 
-from hocket.costs import Bytes, Costs, Cycle, Number, per_stage, quotient
+from hocket.costs import Costs, Number, fitted, per_stage, scaling
+from hocket.costs.partition import Room
 from hocket.errors import CostError, PlanError, UsageError
 from hocket.ir import Kind, Placement, Queue, Schedule
-from hocket.planner.partition import Room, cut_for, needs, stages_from
-from hocket.planner.recompute import Level, recomputed, with_receive_buffers
+from hocket.planner.recompute import Level, needs, recomputed, with_receive_buffers
 from hocket.planner.request import SHAPES, Request, limits
 from hocket.schedules import Entry, build, entries
 from hocket.search.problem import FULL, SPLIT, Problem, fuses, problem
@@ -42,41 +42,6 @@ class Variant:
         return f"{self.shape}{v} p={self.p}, {kinds} backward"
 
 
-def stage_costs(costs: Costs, p: int, v: int) -> Costs:
-    """The costs of each of p * v stages: lists that long as they are, else of 1/p cut in v."""
-    lists = [
-        x
-        for x in (costs.F, costs.I, costs.W, costs.B, *vars(costs.bytes).values())
-        if isinstance(x, tuple) and not isinstance(x, Cycle)
-    ]
-    if v > 1 and lists and all(len(x) == p * v for x in lists):
-        return costs
-    return costs.split(v)
-
-
-def of_ranks(costs: Costs, given: int, p: int) -> Costs:
-    """The costs of 1/p of a model, from those of 1/given of it; a message is as large as before.
-
-    Raises: CostError for lists: their stages cannot be cut again.
-    """
-    if p == given:
-        return costs
-
-    def part(name: str, value: Any) -> Any:
-        if isinstance(value, tuple):
-            raise CostError(
-                f"{name} is a list for p={given}, so there are no costs for p={p}; give numbers, "
-                "or the costs of layers (--layers)"
-            )
-        return quotient(value * given, p) if isinstance(value, Number) else value
-
-    times = {name: part(name, getattr(costs, name)) for name in ("F", "I", "W", "B", "FB")}
-    sizes = {f.name: part(f.name, getattr(costs.bytes, f.name)) for f in fields(Bytes)} | {
-        "message": costs.bytes.message
-    }
-    return replace(costs, **times, bytes=Bytes(**sizes))
-
-
 class Pricing:
     """The costs of a request's stages: what they are given as, how cut, what is recomputed."""
 
@@ -96,26 +61,31 @@ class Pricing:
         return self.cuts[key]
 
     def _cut(self, layers: Costs, placement: Placement) -> tuple[int, ...]:
-        """The most even cut with which every rank can hold one microbatch, if there is one."""
+        """The most even partition with room for one microbatch on every rank, if any."""
         request = self.request
-        given = limits(request.memory, placement.p, "memory")
-        if given is None:
-            return cut_for(layers, placement)
+        memory = limits(request.memory, placement.p, "memory")
+        if memory is None:
+            return scaling.layer_partition(layers, placement)
         need = needs(layers, placement, levels=request.recompute, buffers=request.buffers)
-        return cut_for(layers, placement, room=Room([float(x) for x in given], need))
+        room = Room([float(x) for x in memory], need)
+        return scaling.layer_partition(layers, placement, room=room)
 
-    def costs(self, placement: Placement, split: bool) -> Costs:
+    def costs(self, placement: Placement, is_split: bool) -> Costs:
         """Costs of each stage of a placement. Raises: CostError, PlanError."""
-        layers = self.request.layers
+        costs, layers = self.request.costs, self.request.layers
         if layers is not None:
-            costs = stages_from(layers, self.sizes(placement, split))
+            costs = scaling.join(layers, self.sizes(placement, is_split))
+            costs = scaling.split(costs, 1, placement.slices)
+        elif scaling.list_length(costs) is None and scaling.per_of(costs, placement) == "rank":
+            costs = scaling.for_ranks(costs, self.request.ranks[0], placement.p)
+            costs = fitted(costs, placement)
         else:
-            p, given = placement.p, self.request.ranks[0]
-            costs = stage_costs(of_ranks(self.request.costs, given, p), p, placement.n_stages // p)
-        costs = costs.split(1, placement.slices)
+            costs = scaling.of_model(costs, placement)
+        if placement.slices == 1:
+            costs = replace(costs, slice=None)
         if self.request.buffers != "none":
             costs = with_receive_buffers(costs, placement, each=self.request.buffers == "each")
-        levels = self.levels.get((placement.paths, split))
+        levels = self.levels.get((placement.paths, is_split))
         return costs if levels is None else recomputed(costs, levels)
 
 

@@ -366,7 +366,7 @@ def _margins(timeline: Timeline, groups: list[range], *, bare: bool) -> _Margins
         new = ranks[0] not in seen
         seen.update(ranks)
         idle.append(f"{share:.0%}" if new else "")
-        peak.append(str(max(timeline.ranks[r].peak_in_flight for r in ranks)) if new else "")
+        peak.append(format_time(max(timeline.in_flight[r] for r in ranks)) if new else "")
     wide = [max(map(len, texts)) for texts in (left, idle, peak)]
     return _Margins(
         [x.rjust(wide[0]) if x.isdigit() else x.ljust(wide[0]) for x in left],

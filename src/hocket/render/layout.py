@@ -225,7 +225,7 @@ def _lanes(timeline: Timeline, page: _Page) -> Iterator[Shape]:
         if queue.rank in seen:
             continue
         seen.add(queue.rank)
-        peak = timeline.ranks[queue.rank].peak_in_flight
+        peak = format_time(timeline.in_flight[queue.rank])
         idle = f"{tiles.idle_share(timeline, queue.rank):.0%}"
         yield Text("", page.right + 34, y, idle, "end")
         yield Text("", page.width - 6, y, str(peak), "end")

@@ -172,7 +172,7 @@ class Trials:
         self.work = work
         self.room = np.asarray(limit, dtype=np.float64) - 1 + 1e-9  # a forward may find this much
         table = CostTable(costs, work)
-        before, after = table.lanes()
+        before, after = table.overheads()
         self.ticks, self.n = table.ticks, len(work.codes)
         # two positions beyond the actions: one that ended at 0, one that ends an order
         self.start, self.stop = self.n, self.n + 1

@@ -359,7 +359,7 @@ def problem(
     """
     one = all_actions("one", Placement(placement.paths, tuple(range(len(placement.paths)))), kinds)
     table = CostTable(costs, one)
-    before, after = table.lanes()
+    before, after = table.overheads()
     dur = (before + table.work() + after).astype(float)
     kind, stage, path = kinds_of(one.codes), stages_of(one.codes), mbs_of(one.codes)
     counts = np.bincount(np.array(placement.path_of), minlength=len(placement.paths))[path]

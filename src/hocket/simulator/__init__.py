@@ -9,7 +9,7 @@ import numpy as np
 from hocket.checker import check, is_complete, raise_fault
 from hocket.costs import Costs, CostTable
 from hocket.deps import IS_RECEIVE
-from hocket.graph import Graph, Walk, graph, replay, walk
+from hocket.graph import Graph, Walk, graph, replay, sources_by_stage, walk
 from hocket.ir import Array, Schedule, kinds_of
 from hocket.timeline import Timeline
 
@@ -47,14 +47,18 @@ def simulate(schedule: Schedule, costs: Costs = UNIT, *, blocking: bool = False)
         _wait_from_post(schedule, graph(schedule), start, end)
     return Timeline(
         schedule=schedule, linked=partial(_linked, table, blocking), start=start, end=end,
-        around=table.around, until=until, ticks=table.ticks, unit=costs.unit, bytes=costs.bytes,
+        around=table.around, until=until, ticks=table.ticks, unit=costs.unit,
+        bytes=table.costs.bytes,
     )  # fmt: skip
 
 
 def _walked(table: CostTable) -> Walk | None:
     """The times from one pass; None where that does not tell them."""
     work = None if table.adds_up else table.occupied()
-    return walk(table.schedule, table.table, work, table.delays_of_needs())
+    delays = None
+    if table.has_delays:
+        delays = table.delays_of_needs(*sources_by_stage(table.schedule))
+    return walk(table.schedule, table.table, work, delays)
 
 
 def _replayed(table: CostTable, blocking: bool) -> Walk | None:

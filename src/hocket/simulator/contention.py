@@ -40,7 +40,7 @@ def simulate_shared(
     if not fragment and not is_complete(schedule):
         check(schedule).raise_if_bad()
     g, table = graph(schedule, blocking=blocking), CostTable(costs, schedule)
-    before, after = table.lanes()
+    before, after = table.overheads()
     slot = schedule.slot_of_action[g.first_action]
     durations = (before + table.work() + after)[slot]
     delays = table.delays(g.source, g.crosses)
@@ -55,7 +55,7 @@ def simulate_shared(
     return Timeline(
         schedule=schedule, linked=(g, delays), start=start[node] + before[own],
         end=end[node] - after[own], around=(before, after), ticks=ticks, unit=costs.unit,
-        bytes=costs.bytes,
+        bytes=table.costs.bytes,
     )  # fmt: skip
 
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket.costs import Bytes
 from hocket.errors import UsageError
 from hocket.ir import Array, Queue
 from hocket.timeline import Timeline
@@ -286,8 +285,10 @@ class _Counter(NamedTuple):
 def _counters(timeline: Timeline) -> list[_Counter]:
     """What is in flight and, where bytes are known, the memory."""
     zero, p = origin(timeline), timeline.schedule.p
-    found = [("in flight", "microbatches", timeline.levels("in_flight"), [0.0] * p)]
-    if timeline.bytes != Bytes():
+    parts = float(timeline.parts)
+    in_flight = [(time, value / parts) for time, value in timeline.levels("in_flight")]
+    found = [("in flight", "microbatches", in_flight, [0.0] * p)]
+    if timeline.bytes:
         found.append(("memory", "bytes", timeline.levels("bytes"), timeline.static_bytes))
     return [
         _Counter(name, measures, [

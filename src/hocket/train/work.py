@@ -90,19 +90,26 @@ def counted_cores(settings: Settings) -> int | None:
     return shared_cores(settings) if settings.replicas == 1 else None
 
 
-def costs_of_file(settings: Settings, schedule: Schedule) -> Costs | None:
-    """The costs of an order's stages, from a file with those of the first order's.
+def costs_of_file(settings: Settings, schedule: Schedule) -> tuple[Costs | None, str]:
+    """The costs of an order's stages, from a file with those of the model that all orders run.
 
-    Stages of others are parts of these, or several of them together; None where they are neither.
+    Where another order than the first has stages that they do not fit: None, and why.
+    Raises: CostError.
     """
-    from hocket.costs import load_costs
-    from hocket.explanation import recut
+    from hocket.costs import fitted_together, load_costs
+    from hocket.errors import CostError
 
     costs = load_costs(settings.costs or "")
     if settings.model == SLEEP:
         # Who sleeps needs no core, and sends a few bytes only.
         costs = replace(costs, cores=None, bandwidth=None)
-    return recut(costs, settings.schedule, schedule)
+    try:
+        both = [settings.schedule.placement, schedule.placement]
+        return fitted_together(costs, both)[1], ""
+    except CostError as error:
+        if schedule is settings.schedule:
+            raise
+        return None, f"{settings.costs}: {error}"
 
 
 def _outcome(settings: Settings, schedule: Schedule, run: Run, comm_cpu: float) -> Outcome:
@@ -111,15 +118,13 @@ def _outcome(settings: Settings, schedule: Schedule, run: Run, comm_cpu: float) 
     from hocket.train.profile import own_costs, typical
 
     seen = typical(run.timelines)
+    why = ""
     if settings.costs:
-        costs = costs_of_file(settings, schedule)
+        costs, why = costs_of_file(settings, schedule)
     else:
         costs = own_costs(run.timelines, seen, counted_cores(settings), comm_cpu)
-    if costs is None:
-        numbers = (s.placement.n_stages for s in (settings.schedule, schedule))
-        why = "{} is for {} stages, and it has {}".format(settings.costs, *numbers)
-        return Outcome(run, seen, None, None, why)
-    return Outcome(run, seen, simulate(one_by_one(schedule), costs), costs, "")
+    predicted = None if costs is None else simulate(one_by_one(schedule), costs)
+    return Outcome(run, seen, predicted, costs, why)
 
 
 def _traced(settings: Settings, outcomes: Sequence[Outcome]) -> dict[str, Timeline]:

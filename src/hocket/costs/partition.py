@@ -1,20 +1,19 @@
-"""Layers cut into stages: the largest load of a rank as small as it can be, no stage empty."""
+"""The partition of layers into stages: the largest load of a rank as small as it can be."""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from hocket.costs import Bytes, Costs, Cycle, Number, per_stage
-from hocket.errors import PlanError
-from hocket.ir import Placement
-from hocket.planner.recompute import Level
+from hocket.costs.model import Number
+from hocket.errors import PlanError, UsageError
 
-_WORK = 100_000  # boundaries tried for placements with several stages a rank: about 0.2 s
+_WORK = 100_000  # boundaries tried for placements with several stages per rank: about 0.2 s
 _SLACK = 1e-9
 
 
@@ -50,12 +49,15 @@ def partition(
 
     The largest load is the smallest possible, then the sum of squares; no stage is empty.
     owners: for each rank the stages it holds (left out: one each); the loads are then those of
-    ranks. With one stage a rank this is exact; with several, the largest load is exact where so
+    ranks. With one stage per rank this is exact; with several, the largest load is exact where so
     many boundaries can be tried (up to about 30 layers), and the sum of squares is not.
     room: only cuts that fit in it; where none was found, one with little above it.
 
-    Raises: PlanError with fewer layers than stages.
+    Raises: PlanError with fewer layers than stages, UsageError for loads that are no times.
     """
+    wrong = next((x for x in loads if not 0 <= x < math.inf), None)
+    if wrong is not None:
+        raise UsageError(f"the load of a layer is {wrong}; it must be 0 or more, and finite")
     if len(loads) < parts:
         raise PlanError(
             f"{len(loads)} layers do not make {parts} stages: each needs at least one layer; "
@@ -70,7 +72,7 @@ def partition(
 
 
 def _by_stage(loads: Sequence[Number], ranks: Sequence[int], room: Room | None) -> tuple[int, ...]:
-    """Exact for one stage a rank: the least largest load, then the least sum of squares.
+    """Exact for one stage per rank: the least largest load, then the least sum of squares.
 
     ranks: of each stage. Where nothing fits the room, the least largest excess.
     """
@@ -228,7 +230,8 @@ class _Ranks:
             if step.done:
                 n, mine = ranks + len(step.done), used + sum(loads[r] for r in step.done)
                 key = (k, *(ends[at] for at in step.open))
-                if self.whole - mine > (len(self.owners) - n) * limit or key in self.failed:
+                others = (len(self.owners) - n) * limit + _SLACK * self.whole
+                if self.whole - mine > others or key in self.failed:
                     continue
                 if self._over(ends, step.done):
                     continue
@@ -244,19 +247,6 @@ class _Ranks:
         return sum(self.sums[ends[s + 1]] - self.sums[ends[s]] for s in stages)
 
 
-def rank_loads(
-    loads: Sequence[Number], sizes: Sequence[int], owners: Sequence[Sequence[int]]
-) -> list[Number]:
-    """Load of each rank."""
-    stages = _stage_sums(loads, sizes)
-    return [sum(stages[s] for s in held) for held in owners]
-
-
-def _stage_sums(values: Sequence[Number], sizes: Sequence[int]) -> list[Number]:
-    ends = [0, *accumulate(sizes)]
-    return [sum(values[a:b]) for a, b in pairwise(ends)]
-
-
 def shifted(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Cuts in which one layer less is in one stage and one more in another."""
     out = []
@@ -267,85 +257,3 @@ def shifted(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
                 cut[a], cut[b] = cut[a] - 1, cut[b] + 1
                 out.append(tuple(cut))
     return out
-
-
-def n_layers(layers: Costs) -> int:
-    """The number of layers that per-layer costs are given for.
-
-    Raises: PlanError where no list says it.
-    """
-    for x in (layers.F, layers.I, layers.W, layers.B, *vars(layers.bytes).values()):
-        if isinstance(x, tuple) and not isinstance(x, Cycle):
-            return len(x)
-    raise PlanError("the costs of layers must be lists, one value a layer")
-
-
-def layer_loads(layers: Costs) -> list[Number]:
-    """Time of forward and backward of each layer."""
-    n = n_layers(layers)
-    f, b = per_stage("F", layers.F, n), per_stage("B", layers.full_backward, n)
-    return [x + y for x, y in zip(f, b, strict=True)]
-
-
-def stages_from(layers: Costs, sizes: Sequence[int]) -> Costs:
-    """Costs of stages of that many layers; a stage's message is that of its last layer."""
-    n = n_layers(layers)
-
-    def total(name: str, value: object) -> tuple[Number, ...]:
-        return tuple(_stage_sums(per_stage(name, value, n), sizes))  # ty: ignore
-
-    ends = [x - 1 for x in accumulate(sizes)]
-    message = per_stage("bytes.message", layers.bytes.message, n)
-    b = layers.bytes
-    sizes_ = Bytes(
-        static=total("static", b.static), activation=total("activation", b.activation),
-        held=None if b.held is None else total("held", b.held),
-        gradient=total("gradient", b.gradient), message=tuple(message[i] for i in ends),
-    )  # fmt: skip
-    return replace(
-        layers, F=total("F", layers.F), I=total("I", layers.I), W=total("W", layers.W),
-        B=None if layers.B is None else total("B", layers.B), bytes=sizes_,
-    )  # fmt: skip
-
-
-def cut_for(layers: Costs, placement: Placement, *, room: Room | None = None) -> tuple[int, ...]:
-    """The cut with the least largest load of a rank for this placement, in this room."""
-    owners = placement.stages_of_rank
-    return partition(layer_loads(layers), placement.n_stages, owners, room=room)
-
-
-def needs(
-    layers: Costs, placement: Placement, *, levels: Sequence[Level], buffers: str
-) -> Callable[[int, int, int], tuple[float, float, float]]:
-    """What a stage of some layers needs with one microbatch, as `Room.need`.
-
-    levels: what it may compute again; the one that holds least counts. buffers: as in a Request.
-    """
-    n, m, path = n_layers(layers), placement.m, placement.paths[0]
-    b = layers.bytes
-    held = b.activation if b.held is None else b.held
-    static, activation, after, gradient = (
-        [0.0, *accumulate(map(float, per_stage(name, value, n)))]
-        for name, value in (
-            ("static", b.static), ("activation", b.activation), ("held", held),
-            ("gradient", b.gradient),
-        )
-    )  # fmt: skip
-    message = [float(x) for x in per_stage("message", b.message, n)]
-    comes = [s > 0 and path[s - 1].rank != path[s].rank for s in range(len(path))]
-    each = m if buffers == "each" else 0
-    flying = 1 if buffers == "in flight" else 0
-
-    def need(s: int, start: int, end: int) -> tuple[float, float, float]:
-        first = message[start - 1] if s and comes[s] else 0.0
-        last = message[end - 1] if s + 1 < len(path) and comes[s + 1] else 0.0
-        fixed = static[end] - static[start] + each * (first + last) + flying * last
-        made = activation[end] - activation[start] + flying * first
-        entry = message[start - 1] if s else message[end - 1]
-        kept = min(
-            [made, *(min(made, entry) if x.keep is None else made * float(x.keep) for x in levels)]
-        )
-        running = max(made + gradient[end] - gradient[start], after[end] - after[start])
-        return fixed, kept, running - kept
-
-    return need

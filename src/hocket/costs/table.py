@@ -1,0 +1,206 @@
+"""The costs of one schedule as arrays of ticks: durations of slots, delays of edges."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+from itertools import chain
+from typing import Any
+
+import numpy as np
+
+from hocket import loops
+from hocket.costs.model import LONGEST, Costs, Number, fused_rule, per_stage, quotient
+from hocket.costs.scaling import fitted
+from hocket.deps import MESSAGE, OFFSET, ROWS, SIDES
+from hocket.errors import CostError
+from hocket.ir import Array, Kind, Schedule, kinds_of, stages_of
+
+
+@dataclass(frozen=True)
+class Ticks:
+    """How times are held in arrays: integers of 1/scale, or floats (scale 1)."""
+
+    scale: int
+    exact: bool
+
+    def array(self, values: Sequence[Number]) -> Array:
+        """Times as an array of ticks."""
+        if not self.exact:
+            return np.array([float(x) for x in values], dtype=np.float64)
+        whole = {x: int(x * self.scale) for x in set(values)}
+        return np.array([*map(whole.__getitem__, values)], dtype=np.int64)
+
+    def value(self, ticks: Any) -> Number:
+        """Ticks as a time: an int where it is whole, a Fraction or a float where it is not."""
+        if not self.exact:
+            return float(ticks)
+        whole, rest = divmod(int(ticks), self.scale)
+        return Fraction(int(ticks), self.scale) if rest else whole
+
+    def values(self, ticks: Array) -> list[Number]:
+        """Each of some ticks as a time, `[...]`."""
+        return ticks.tolist() if self.scale == 1 else list(map(self.value, ticks.tolist()))
+
+
+def ticks_for(values: Sequence[Number], n_actions: int) -> Ticks:
+    """The finest exact tick of these values; floats where there is none that fits 63 bits."""
+    if float in set(map(type, values)):
+        return Ticks(1, exact=False)
+    distinct = set(values)
+    scale = math.lcm(*(Fraction(x).denominator for x in distinct))
+    largest = max(map(abs, distinct), default=0)
+    if largest * scale * max(n_actions, 1) >= 2**62:
+        return Ticks(1, exact=False)
+    return Ticks(scale, exact=True)
+
+
+class CostTable:
+    """The costs of one schedule as arrays of ticks.
+
+    `costs`: those of its stages. `table`: time of each computation, `[kind, slice and stage]`.
+
+    Raises: CostError where the costs do not fit the schedule.
+    """
+
+    def __init__(self, costs: Costs, schedule: Schedule) -> None:
+        costs = fitted(costs, schedule.placement)
+        self.costs, self.schedule = costs, schedule
+        n = schedule.placement.n_stages
+        times: dict[Kind, tuple[Number, ...]] = {
+            kind: per_stage(row.cost, costs.time(row.cost), n) if row.cost else (0,) * n
+            for kind, row in ROWS.items()
+        }
+        receive, send = costs.p2p_overhead if costs.p2p_overhead is not None else (0, 0)
+        rule, fused = fused_rule(costs.FB)
+        wires = self._wires(n)
+        values = [*chain.from_iterable(times.values())]
+        values += [receive, send, costs.latency, costs.comm_cpu, *wires]
+        if rule == "number":
+            values.append(fused)
+        slices = self._slice_factors()
+        values += [x * factor for factor in {*slices} - {1} for row in times.values() for x in row]
+        if rule == "scale":
+            values += [x * fused for x in values]
+        longest = max(values)
+        if not longest <= LONGEST:
+            raise CostError(
+                f"these costs make a time of {float(longest):.3g}; it must be at most {LONGEST}; "
+                "use a different unit"
+            )
+        self.ticks = ticks_for(values, len(schedule.codes))
+        self.table = np.stack([
+            self.ticks.array([x * factor for factor in slices for x in row])
+            if slices != (1,) else self.ticks.array(row) for row in times.values()
+        ])  # fmt: skip
+        self._wires_ticks = self.ticks.array(wires)
+        self._fused = (rule, fused)
+        self._overhead = self.ticks.array([receive, send])
+        self._latency = self.ticks.array([costs.latency])[0]
+
+    def _slice_factors(self) -> tuple[Number, ...]:
+        """Factor of each slice; (1,) for schedules without slices."""
+        n, factors = self.schedule.placement.slices, self.costs.slice
+        if factors is None:
+            return (1,) * n
+        if n == 1:
+            raise CostError(
+                f"slice has {len(factors)} factors, but {self.schedule.name} does not cut "
+                "sequences into slices; leave slice out of the costs"
+            )
+        if len(factors) != n:
+            raise CostError(f"slice has {len(factors)} factors, but the schedule has {n} slices")
+        return factors
+
+    def _wires(self, n: int) -> list[Number]:
+        """Time of each stage's output message beyond the latency."""
+        if self.costs.bandwidth is None:
+            return [0] * n
+        sizes = per_stage("bytes.message", self.costs.bytes.message, n)
+        return [quotient(x, self.costs.bandwidth) for x in sizes]
+
+    def work(self) -> Array:
+        """Work of each slot without transfers, `[slot]`."""
+        s, (rule, fused_cost) = self.schedule, self._fused
+        work = np.zeros(s.n_slots, dtype=self.table.dtype)
+        fused = np.zeros(0 if s.is_single or rule in ("sum", "max") else s.n_slots, dtype=bool)
+        loops.run(
+            loops.gather_work, len(s.codes),
+            (
+                s.codes, s.slots, self.table.ravel(), self.table.shape[1],
+                s.placement.n_stages, s.placement.slices, *SIDES, rule == "max",
+            ),
+            (work, fused),
+        )  # fmt: skip
+        if rule == "number":
+            work[np.flatnonzero(fused)] = self.ticks.array([fused_cost])[0]
+        elif rule == "scale":
+            at = np.flatnonzero(fused)
+            work[at] = [x * fused_cost for x in work[at].tolist()]
+        return work
+
+    def occupied(self) -> Array:
+        """Time that each slot occupies its queue, `[slot]`: its work, its transfers around it."""
+        if self.around is None:
+            return self.work()
+        before, after = self.around
+        return before + self.work() + after
+
+    @cached_property
+    def around(self) -> tuple[Array, Array] | None:
+        """What `overheads` gives; None where transfers occupy no queue."""
+        return None if self.costs.p2p_overhead is None else self.overheads()
+
+    def overheads(self) -> tuple[Array, Array]:
+        """Time each slot occupies its queue before and after its work, `[slot]` both."""
+        s = self.schedule
+        receive, send = self._overhead
+        before, after = (np.zeros(s.n_slots, dtype=self.table.dtype) for _ in range(2))
+        if self.costs.p2p_overhead is None:
+            return before, after
+        if s.has_communication:
+            sends, receives, _ = zip(*MESSAGE.values(), strict=True)
+        else:
+            sends = receives = tuple(MESSAGE)
+        kinds = kinds_of(s.codes)
+        for side, some, time in ((before, receives, receive), (after, sends, send)):
+            side[np.logical_or.reduceat(np.isin(kinds, some), s.slots[:-1])] = time
+        return before, after
+
+    @property
+    def adds_up(self) -> bool:
+        """True when a slot occupies its queue for the sum of its parts, and no longer."""
+        return self.costs.p2p_overhead is None and (
+            self.schedule.is_single or self._fused[0] == "sum"
+        )
+
+    @property
+    def has_delays(self) -> bool:
+        """True when messages take time."""
+        return self.costs.bandwidth is not None or bool(self._latency)
+
+    def delays_of_needs(self, codes: Array, crosses: Array) -> Array:
+        """Time from the end of each need's source to who needs it, `[need, path, stage]`.
+
+        codes, crosses: what `graph.sources_by_stage` gives.
+        """
+        return np.where(crosses, self.ways(codes), 0)
+
+    def delays(self, source: Array, crosses: Array) -> Array:
+        """Time from the end of each edge's source to its target, `[edge]`."""
+        delays = np.zeros(len(source), dtype=self.table.dtype)
+        if self.costs.bandwidth is None:
+            if self._latency:
+                np.multiply(crosses, self._latency, out=delays)
+            return delays
+        delays[crosses] = self.ways(self.schedule.codes[source[crosses]])
+        return delays
+
+    def ways(self, codes: Array) -> Array:
+        """Time that the results of these actions take to the next rank, `[action]`."""
+        kinds, stages = kinds_of(codes), stages_of(codes)
+        boundary = stages + np.minimum(OFFSET[kinds], 0)
+        return self._latency + self._wires_ticks[boundary]
