@@ -81,12 +81,17 @@ class UsageError(HocketError):
     """A name, option or setting that hocket does not have or a schedule does not allow."""
 
 
+MOST_FAULTS = 1000  # of one file; a file with more is no file of this kind
+
+
 class TextError(HocketError):
-    """A file that cannot be read; `faults` lists (line, sentence)."""
+    """A file that cannot be read; `faults` lists (line, sentence), the first thousand."""
 
     code = Code.TEXT
 
     def __init__(self, source: str, faults: list[tuple[int, str]]) -> None:
+        if len(faults) > MOST_FAULTS:
+            faults = [*faults[:MOST_FAULTS], (faults[MOST_FAULTS][0], "and more faults")]
         self.source, self.faults = source, tuple(faults)
         super().__init__("\n".join(f"{source}:{line}: {text}" for line, text in faults))
 

@@ -10,7 +10,8 @@ STAGES = 1 << 20
 SLICES = 1 << 16  # of a sequence
 PLANNED = 4096  # ranks of a plan
 PROCESSES = 1024  # that one machine starts
-FILE = 4_000_000_000  # bytes of a file
+FILE = 512 * 2**20  # bytes of a file, also when it is unpacked; a trace takes three times as much
+TEXT = 64 * 2**20  # bytes of a text that is read word by word: some 7 million actions
 STREAM = 64_000_000  # bytes of a pipe or a device, which may never end
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from hocket import limits
 from hocket.errors import ScheduleError, TextError
 from hocket.files import read
 from hocket.ir import (
@@ -76,7 +77,7 @@ def load(path: str | Path) -> Schedule:
     Raises: TextError with every fault, UsageError when the file cannot be read.
     """
     try:
-        text = read(path).decode("utf-8-sig")
+        text = read(path, limits.TEXT).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise TextError(str(path), [(1, "this is not UTF-8 text")]) from None
     return loads(text, source=str(path))
@@ -99,12 +100,32 @@ def loads(text: str, *, source: str = "<text>") -> Schedule:
     return reader.schedule(len(lines))
 
 
-def _number(digits: str, most: int) -> int | None:
-    """The number that some digits write; None above the most there may be."""
+def number_up_to(digits: str, most: int) -> int | None:
+    """The number that some decimal digits write; None above the most there may be, or for others.
+
+    int() refuses thousands of digits, and takes signs, spaces and digits of other scripts.
+    """
     digits = digits.lstrip("0") or "0"
-    if len(digits) > len(str(most)):
-        return None  # int() would refuse thousands of digits
+    if len(digits) > len(str(most)) or not (digits.isascii() and digits.isdigit()):
+        return None
     return number if (number := int(digits)) <= most else None
+
+
+_SPARSE = 1_000_000
+
+
+def sparse(n_stages: int, m: int, n_actions: int) -> str | None:
+    """Why so few actions are no schedule of such a size; None where they may be one.
+
+    Each stage runs a forward of each microbatch. What is missing is otherwise the checker's to
+    report, but a file of a few bytes does not make it count to millions.
+    """
+    if n_stages * m <= max(_SPARSE, n_actions):
+        return None
+    return (
+        f"{n_stages} stages and microbatches 0 to {m - 1} need {n_stages * m} forwards, but there "
+        f"are only {n_actions} actions; number microbatches from 0 without gaps"
+    )
 
 
 class _Range(NamedTuple):
@@ -175,7 +196,7 @@ class _Reader:
     def _slices(self, number: int, line: str) -> None:
         words = line.split()
         good = len(words) == 2 and _NUMBER.fullmatch(words[1])
-        slices = _number(words[1], MAX_MICROBATCHES) if good else None
+        slices = number_up_to(words[1], MAX_MICROBATCHES) if good else None
         if not slices:
             self.fault(number, f"expected a number of slices after 'slices', found {line!r}")
         elif self.slices is not None:
@@ -187,7 +208,7 @@ class _Reader:
         head = before.split()
         self.seen.add("path")
         good = colon and len(head) == 2 and _NUMBER.fullmatch(head[1])
-        k = _number(head[1], MAX_MICROBATCHES) if good else None
+        k = number_up_to(head[1], MAX_MICROBATCHES) if good else None
         if k is None:
             self.fault(number, f"expected 'path k: queues', found {(before + colon).strip()!r}")
             return
@@ -206,7 +227,7 @@ class _Reader:
         if not match:
             self.fault(number, f"expected a queue such as 0 or 0/comm, found {token!r}")
             return None
-        rank = _number(match[1], MAX_RANK)
+        rank = number_up_to(match[1], MAX_RANK)
         if rank is None:
             self.fault(number, f"rank {match[1]} in {token!r} is above the largest, {MAX_RANK}")
             return None
@@ -216,8 +237,8 @@ class _Reader:
         out: list[_Range] = []
         for token in filter(None, (t.strip() for t in text.split(","))):
             match, most = _RANGE.fullmatch(token), MAX_MICROBATCHES - 1
-            first = _number(match[1], most) if match else 0
-            last = _number(match[2], most) if match and match[2] else first
+            first = number_up_to(match[1], most) if match else 0
+            last = number_up_to(match[2], most) if match and match[2] else first
             if first is None or last is None:
                 large = token.split("-")[first is not None]
                 self.fault(number, f"microbatch {large} is above the largest, {most}")
@@ -251,7 +272,7 @@ class _Reader:
                 f"microbatch), found {token!r}",
             )
             return None
-        stage, mb = _number(match[1], MAX_STAGE), _number(match[3], MAX_MB)
+        stage, mb = number_up_to(match[1], MAX_STAGE), number_up_to(match[3], MAX_MB)
         if stage is None:
             self.fault(number, f"stage {match[1]} in {token!r} is above the largest, {MAX_STAGE}")
             return None
@@ -268,6 +289,8 @@ class _Reader:
         if "path" not in self.seen:
             self.fault(n_lines, "there is no line 'path 0: ...'")
         path_of = self._path_of(n_lines) if self.paths and self.paths_are_good else ()
+        if path_of and self._is_sparse(len(path_of), n_lines):
+            path_of = ()
         placement = None
         if path_of:
             try:
@@ -282,6 +305,14 @@ class _Reader:
         assert placement is not None and self.name is not None
         order = {queue: slots for queue, (_, slots) in self.order.items()}
         return Schedule.from_order(self.name, placement, order)
+
+    def _is_sparse(self, m: int, n_lines: int) -> bool:
+        """Whether actions are far fewer than so many microbatches need; a fault then."""
+        n_actions = sum(len(slot) for _, slots in self.order.values() for slot in slots)
+        why = sparse(max(len(path.queues) for path in self.paths.values()), m, n_actions)
+        if why:
+            self.fault(n_lines, why)
+        return why is not None
 
     def _match_queues(self, placement: Placement, n_lines: int) -> None:
         """Every queue of the paths has a line, and every line a rank of the paths."""

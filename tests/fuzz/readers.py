@@ -5,7 +5,6 @@ stands here and nowhere else.
 """
 
 import json
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,20 +19,13 @@ class Reader:
     """corpus: files to begin with. change: makes another input of one of them. commands: of which
     one, by chance, reads it, `{}` in place of its path and OTHER in that of the trace of another
     rank; or a function that takes its bytes.
-    words: what its grammar knows. is_safe: whether CI tries it; `make attack` tries all.
-    left_out: what an input must not hold, for its fault is known and not mended.
+    words: what its grammar knows.
     """
 
     corpus: tuple[str, ...]
     change: Callable
     commands: tuple[str | Callable, ...]
     words: tuple[str, ...] = ()
-    is_safe: bool = False
-    left_out: re.Pattern[bytes] | None = None
-
-
-# A schedule with one microbatch of a number so large takes memory for all below it.
-LARGE = re.compile(rb"\d{6}")
 
 
 def _schedule_json(data):
@@ -72,11 +64,9 @@ READERS = {
         ("check {}", "check {} --transport rendezvous --json", "simulate {}", "show {} --width 100",
          "show {} --format sched", "explain {}"),
         (*KINDS, "path", "|", "-", "slices", "name", "# hocket 1", "0/comm", "3F0", "path 1: 0"),
-        is_safe=True, left_out=LARGE,
     ),
     "schedule JSON": Reader(
         ("zb.json",), mutate.tree, (_schedule_json,), ("0F0", "0/comm", "1W2", *KINDS),
-        is_safe=True, left_out=LARGE,
     ),
     "costs": Reader(
         ("full.toml", "plain.toml"), mutate.words,
@@ -84,7 +74,6 @@ READERS = {
          "explain zb-h1 -p 2 -m 2 --costs {}"),
         ("F", "I", "W", "B", "FB", "latency", "[bytes]", "cycle", "{", "}", "[", "]", "=", '"sum"',
          "p2p_overhead", "recv", "send", "slice", "cores", "slowdown", "comm_cpu", "true", "scale"),
-        is_safe=True,
     ),
     "torch CSV": Reader(
         ("compute.csv", "messages.csv"), mutate.words,

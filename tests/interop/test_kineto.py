@@ -10,13 +10,11 @@ from hocket import build, simulate
 from hocket.costs import Costs, costs_toml, load_costs
 from hocket.errors import TextError, UsageError
 from hocket.interop.traces.kineto import (
-    annotated_kernels,
     kernel_spans,
     rank_trace,
-    read_recording,
     recording,
 )
-from hocket.interop.traces.load import load_foreign, measured_case
+from hocket.interop.traces.load import load_foreign
 from hocket.ir import Kind
 from hocket.lower import insert_communication, strip_communication
 from hocket.measured import Messages, clocks_of, readings
@@ -199,22 +197,6 @@ def test_times_of_the_gpu_are_taken_by_correlation_where_it_was_traced():
     assert float(readings([seen]).costs().F[0]) == 40
 
 
-def test_ranges_of_any_name_get_their_kernels_by_stream():
-    launch = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "dur": 1, "tid": 2571}
-    kernel = {"ph": "X", "cat": "kernel", "dur": 10}
-    events = [_range("mlp(F)", 0, 10), _range("attn(B)", 10, 20), _range("other", 0, 30)]
-    for number, (at, stream) in enumerate([(1, 7), (2, 27), (11, 7), (12, 7), (25, 7)]):
-        events.append({**launch, "ts": at, "args": {"correlation": number}})
-        events.append({
-            **kernel, "name": "gemm", "ts": 100 + 10 * number,
-            "args": {"stream": stream, "correlation": number, "queued": 0},
-        })  # fmt: skip
-    data = json.dumps({"schemaVersion": 1, "traceEvents": events}).encode()
-    assert annotated_kernels(data, r"\w+\([FB]\)") == [
-        ("mlp(F)", 7, 100, 110), ("mlp(F)", 27, 110, 120), ("attn(B)", 7, 120, 140),
-    ]  # fmt: skip
-
-
 def test_device_ranges_of_the_profiler_are_taken_first():
     events = [_range("PP:0F0", 0, 5), _range("PP:0B0", 5, 9)]
     events += [
@@ -269,13 +251,12 @@ def test_files_are_read_from_disk_compressed_or_not(predicted, tmp_path):
         path = tmp_path / f"trace_rank{rank}.json.gz"
         path.write_bytes(gzip.compress(json.dumps(written).encode()))
         paths.append(path)
-    assert read_recording(paths).timelines[0].schedule.p == 2
     found = load_foreign(paths, name="own")
     assert found.schedule.name == "own"
     assert found.timeline is not None
-    s, costs = measured_case(paths)
-    assert s.has_communication is False
-    assert costs.unit == "us"
-    assert Kind.I in s.kinds
+    assert found.schedule.p == 2
+    assert found.schedule.has_communication is False
+    assert found.costs.unit == "us"
+    assert Kind.I in found.schedule.kinds
     with pytest.raises(UsageError, match="there is no step 4; the traces have 0 to 0"):
         load_foreign(paths, step=4)

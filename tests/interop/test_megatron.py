@@ -33,9 +33,21 @@ def test_every_layout_is_read_as_it_was_written(stages):
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("Et|(tt", "<layout>:1: layout 'Et|(tt>': a bracket is not closed"),
+        ("Et|(tt", "<layout>:1: layout 'Et|>(tt': a bracket is not closed"),
         ("Ett)|L", "<layout>:1: layout 'Ett>)|L': this bracket closes nothing"),
-        ("Et|t*|L", "<layout>:1: layout 'Et|t*>|L': expected a number after *"),
+        (
+            "Et|t*|L",
+            "<layout>:1: layout 'Et|t>*|L': expected a letter before * and a number after it",
+        ),
+        (
+            "Et|((t|)*2)*2L",
+            "<layout>:1: layout 'Et|>((t|)*2)*2L': brackets do not nest in Megatron's layouts",
+        ),
+        (
+            "E(tt)L",
+            "<layout>:1: layout 'E>(tt)L': brackets need something in them, and a repetition "
+            "such as *3",
+        ),
         ("Ex|L", "<layout>:1: layout 'E>x|L': expected one of E t m L | ( ) * and numbers"),
     ],
 )
@@ -56,16 +68,17 @@ def test_virtual_stages_are_interleaved_in_groups():
     run = megatron_run("Et|t|t|t|t|t|t|tL", p=4, m=8, group=8)
     assert run.schedule == build("interleaved", p=4, m=8, v=2, group=8)
     run = megatron_run("Et|t|t|tL", p=2, m=4)
-    assert run.warnings[0].startswith("with two ranks both neighbours are the same process")
+    assert run.warnings[1].startswith("with two ranks both neighbours are the same process")
 
 
 @pytest.mark.parametrize(
     ("layout", "p", "m", "group", "sentence"),
     [
         ("Et|tt|L", 2, 4, None, "3 stages do not divide over 2 ranks"),
-        ("tE|tL", 2, 4, None, "the embedding E must stand once, at the beginning"),
-        ("Et|Lt", 2, 4, None, "the loss L must stand once, at the end of the last stage"),
-        ("Et|t|m|tL", 2, 4, None, "multi-token prediction m must not be on rank 0"),
+        ("tE|tL", 2, 4, None, "the embedding E must stand once, before all layers"),
+        ("Et|Lt", 2, 4, None, "the loss L must stand once, behind all layers"),
+        ("Et|t|m|tL", 2, 4, None, "multi-token prediction m must stand behind all layers"),
+        ("Et|t|m|mL", 4, 8, None, "all of multi-token prediction m must be in one stage, not in "),
         ("Et|m|t|tL", 2, 4, None, "m must be in the last virtual stage of its rank"),
         ("Et|t|t|tL", 2, 5, None, "5 microbatches in groups of 2 leave 1 for the last"),
         ("Et|t|t|tL", 2, 4, 1, "the microbatch group is 1; it must be from 2 (ranks) to 4"),
@@ -75,6 +88,46 @@ def test_what_megatron_refuses_is_told(layout, p, m, group, sentence):
     assert any(sentence in text for text in refusals(Settings(read_layout(layout), p, m, group)))
     with pytest.raises(UsageError, match="Megatron refuses this: "):
         megatron_run(layout, p=p, m=m, group=group)
+
+
+def test_prediction_on_rank_0_is_accepted_in_the_last_virtual_stage_as_megatron_does():
+    assert refusals(Settings(read_layout("Et|t|m|L"), 2, 4)) == []
+    assert megatron_run("Et|t|m|L", p=2, m=4).schedule == build("interleaved", p=2, m=4, v=2)
+
+
+def test_the_number_of_layers_and_empty_stages_are_reported():
+    run = megatron_run("Et*29||t*30|L", p=4, m=8)
+    assert run.warnings[:2] == (
+        "the layout has 59 layers: Megatron demands --num-layers 59",
+        "stage 1 (rank 1) is empty: it only passes messages on",
+    )
+    with pytest.raises(UsageError, match="the layout has 59 layers, the model 61"):
+        megatron_run("Et*29||t*30|L", p=4, m=8, layers=61)
+    prediction = megatron_run("Et|t|t|mL", p=4, m=8)
+    assert "--num-layers 3 and --mtp-num-layers 1" in prediction.warnings[0]
+
+
+def test_empty_stages_of_an_export_are_reported_with_their_ranks():
+    settings = settings_of(build("1f1b", p=8, m=8), balanced(5, 8))
+    empty = [k for k, stage in enumerate(settings.stages) if not stage]
+    assert empty
+    assert [f"# stage {k} (rank {k}) is empty: it only passes messages on" for k in empty] == flags(
+        settings
+    )[-len(empty) :]
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["t*3000000000", "(t|)*200000000L", "t*9223372036854775808", "t*" + "9" * 5000],
+)
+def test_numbers_of_a_layout_are_tested_before_anything_is_repeated(text):
+    with pytest.raises(TextError, match="it has more than 10000 letters"):
+        read_layout(text)
+
+
+def test_three_thousand_brackets_are_a_sentence():
+    with pytest.raises(TextError, match="a bracket is not closed"):
+        read_layout("EEE" + "(" * 3000)
 
 
 @pytest.mark.parametrize("group", [4, 5, 8])

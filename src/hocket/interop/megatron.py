@@ -18,9 +18,10 @@ from hocket.costs import Costs, Number
 from hocket.errors import TextError, UsageError
 from hocket.ir import Schedule
 from hocket.schedules import build
+from hocket.text import number_up_to
 
 LETTERS = "EtmL"
-_NUMBER = re.compile(r"\d+")
+_MOST = 10_000  # letters and bars of a layout, written out
 
 
 @dataclass(frozen=True)
@@ -74,56 +75,62 @@ class MegatronRun:
 def read_layout(text: str, source: str = "<layout>") -> tuple[str, ...]:
     """What each stage holds, `("Ettt", "tt", ...)`.
 
-    `|` parts stages, `x*3` repeats a letter, `(...)*3` what stands in brackets; commas mean
-    nothing; a stage may be empty.
+    `|` parts stages, `x*3` repeats a letter, `(...)*3` what stands in brackets, which do not
+    nest; commas mean nothing; a stage may be empty.
 
     Raises: TextError, with the place.
     """
-    reader = _Reader(text.replace(" ", ""), source)
-    expanded = reader.run(0)
-    if reader.at < len(reader.text):
-        raise reader.fault("this bracket closes nothing")
-    return tuple(expanded.split("|"))
+    out: list[str] = []
+    size = at = 0
+    plain = text.replace(" ", "")
+    for match in _TOKEN.finditer(plain):
+        if match.start() != at:
+            break
+        at = match.end()
+        group, letter = match["group"], match["letter"]
+        part = letter if group is None else _letters_of(group, source)
+        times = number_up_to(match["times"] or "1", _MOST)
+        size += _MOST if times is None else len(part) * times
+        if times is None or size > _MOST:
+            raise _fault(plain, match.start(), source, f"it has more than {_MOST} letters")
+        out.append(part * times)
+    if at < len(plain):
+        raise _fault(plain, at, source, _expected(plain[at:]))
+    return tuple("".join(out).replace(",", "").split("|"))
 
 
-class _Reader:
-    """Expands a layout from left to right."""
+_TOKEN = re.compile(
+    rf"(?:\((?P<group>[^()]+)\)(?=\*)|(?P<letter>[{LETTERS}|,]))(?:\*(?P<times>[0-9]+))?"
+)
 
-    def __init__(self, text: str, source: str) -> None:
-        self.text, self.source, self.at = text, source, 0
 
-    def fault(self, what: str) -> TextError:
-        shown = f"{self.text[: self.at]}>{self.text[self.at :]}"
-        return TextError(self.source, [(1, f"layout {shown!r}: {what}")])
+def _letters_of(group: str, source: str) -> str:
+    """What stands in brackets, without stars."""
+    return "|".join(read_layout(group, source))
 
-    def run(self, depth: int) -> str:
-        out = []
-        while self.at < len(self.text) and self.text[self.at] != ")":
-            letter = self.text[self.at]
-            if letter == "(":
-                self.at += 1
-                part = self.run(depth + 1)
-                if self.at == len(self.text):
-                    raise self.fault("a bracket is not closed")
-            elif letter in LETTERS + "|,":
-                part = "" if letter == "," else letter
-            else:
-                raise self.fault(f"expected one of {' '.join(LETTERS)} | ( ) * and numbers")
-            self.at += 1
-            out.append(part * self.times())
-        if self.at < len(self.text) and not depth:
-            raise self.fault("this bracket closes nothing")
-        return "".join(out)
 
-    def times(self) -> int:
-        if self.at == len(self.text) or self.text[self.at] != "*":
-            return 1
-        match = _NUMBER.match(self.text, self.at + 1)
-        if not match:
-            self.at += 1
-            raise self.fault("expected a number after *")
-        self.at = match.end()
-        return int(match[0])
+def _expected(rest: str) -> str:
+    """What is wrong with the rest of a layout, at its beginning."""
+    if rest[0] == ")":
+        return "this bracket closes nothing"
+    if rest[0] == "(":
+        inside, closes, _ = rest[1:].partition(")")
+        if not closes:
+            return "a bracket is not closed"
+        if "(" in inside:
+            return "brackets do not nest in Megatron's layouts"
+        return "brackets need something in them, and a repetition such as *3"
+    if rest[0] == "*":
+        return "expected a letter before * and a number after it"
+    return f"expected one of {' '.join(LETTERS)} | ( ) * and numbers"
+
+
+def _fault(text: str, at: int, source: str, what: str) -> TextError:
+    shown = f"{text[max(0, at - _SHOWN) : at]}>{text[at : at + _SHOWN]}"
+    return TextError(source, [(1, f"layout {shown!r}: {what}")])
+
+
+_SHOWN = 200  # letters before and after a fault
 
 
 def write_layout(stages: Sequence[str]) -> str:
@@ -153,51 +160,68 @@ def _letters(stage: str) -> str:
 
 
 def refusals(settings: Settings) -> list[str]:
-    """Why Megatron does not start with these settings; empty where it does."""
-    stages, p, m = settings.stages, settings.p, settings.m
-    whole = "|".join(stages)
-    out = []
+    """Why Megatron does not start with these settings; empty where it does.
+
+    Source: megatron-core 0.16, `PipelineParallelLayerLayout.validate_layer_layout`, and
+    `arguments.py` for the group.
+    """
+    stages, p, m, v = settings.stages, settings.p, settings.m, settings.v
+    if p < 1 or m < 1:
+        return [f"{p} ranks and {m} microbatches: there must be at least one of each"]
     if len(stages) % p:
         return [f"{len(stages)} stages do not divide over {p} ranks: give a multiple of {p}"]
-    if whole.count("E") != 1 or not stages[0].startswith("E"):
-        out.append("the embedding E must stand once, at the beginning of the first stage")
-    if whole.count("L") != 1 or not stages[-1].endswith("L"):
-        out.append("the loss L must stand once, at the end of the last stage")
-    if "t" not in whole:
-        out.append("there is no transformer layer t")
+    out = _misplaced("".join(stages))
     with_mtp = [k for k, stage in enumerate(stages) if "m" in stage]
-    if any(k % p == 0 and p > 1 for k in with_mtp):
-        out.append("multi-token prediction m must not be on rank 0")
-    if any(k // p != settings.v - 1 for k in with_mtp):
+    if any(k // p != v - 1 for k in with_mtp):
         out.append("multi-token prediction m must be in the last virtual stage of its rank")
-    if "t" in whole and "m" in whole and whole.index("m") < whole.rindex("t"):
-        out.append("multi-token prediction m must stand behind all layers")
+    if len(with_mtp) > 1:
+        out.append(
+            "all of multi-token prediction m must be in one stage, not in stages "
+            f"{' and '.join(map(str, with_mtp))}"
+        )
     group = p if settings.group is None else settings.group
-    if settings.v > 1 and not p <= group <= max(p, m):
+    if v > 1 and not p <= group <= max(p, m):
         out.append(f"the microbatch group is {group}; it must be from {p} (ranks) to {m}")
-    if settings.v > 1 and m % group and m % group < p:
+    if v > 1 and group > 0 and m % group and m % group < p:
         out.append(
             f"{m} microbatches in groups of {group} leave {m % group} for the last; that must be "
             f"0 or at least {p}"
         )
-    if settings.v > 1 and p == 1:
+    if v > 1 and p == 1:
         out.append("virtual stages need more than one rank")
     return out
 
 
-def _remarks(settings: Settings) -> list[str]:
-    """What starts, and surprises."""
+def _misplaced(layers: str) -> list[str]:
+    """What is wrong with the layers of all stages, one after the other."""
     out = []
-    if settings.v > 1 and settings.p == 2:
+    if layers.count("E") != 1 or not layers.startswith("E"):
+        out.append("the embedding E must stand once, before all layers")
+    if layers.count("L") != 1 or not layers.endswith("L"):
+        out.append("the loss L must stand once, behind all layers")
+    if "t" not in layers:
+        out.append("there is no transformer layer t")
+    if "t" in layers and "m" in layers and layers.index("m") < layers.rindex("t"):
+        out.append("multi-token prediction m must stand behind all layers")
+    return out
+
+
+def remarks(settings: Settings) -> list[str]:
+    """What starts, and surprises; and how many layers it takes."""
+    stages, p = settings.stages, settings.p
+    layers, mtp = settings.n_layers, sum(stage.count("m") for stage in stages)
+    more = f" and --mtp-num-layers {mtp}" if mtp else ""
+    out = [f"the layout has {layers} layers: Megatron demands --num-layers {layers}{more}"]
+    if settings.v > 1 and p == 2:
         out.append(
             "with two ranks both neighbours are the same process; Megatron interleaves there only "
             "with --overlap-p2p-communication"
         )
     if settings.v == 1 and settings.group is not None:
         out.append("the microbatch group means nothing without virtual stages")
-    empty = [k for k, stage in enumerate(settings.stages) if not stage]
-    if empty:
-        out.append(f"stage {empty[0]} is empty: it only passes messages on")
+    out += [_empty(stages, k, p) for k, stage in enumerate(stages) if not stage][:_FEW]
+    if stages.count("") > _FEW:
+        out.append(f"{stages.count('')} stages are empty, not only these {_FEW}")
     out.append(
         "--pipeline-model-parallel-layout excludes --account-for-embedding-in-pipeline-split, "
         "--account-for-loss-in-pipeline-split, --num-layers-per-virtual-pipeline-stage and "
@@ -206,19 +230,29 @@ def _remarks(settings: Settings) -> list[str]:
     return out
 
 
+_FEW = 4
+
+
+def _empty(stages: Sequence[str], k: int, p: int) -> str:
+    virtual = f", virtual stage {k // p}" if len(stages) > p else ""
+    return f"stage {k} (rank {k % p}{virtual}) is empty: it only passes messages on"
+
+
 def megatron_run(
     layout: str | Sequence[str],
     *,
     p: int,
     m: int,
     group: int | None = None,
+    layers: int | None = None,
     weights: Weights | None = None,
     layer: Costs | None = None,
 ) -> MegatronRun:
     """The schedule that Megatron runs for a layout, with costs per stage.
 
     group: microbatches that run through one virtual stage before the next
-    (`--microbatch-group-size-per-virtual-pipeline-stage`, left out: p). weights: of embedding,
+    (`--microbatch-group-size-per-virtual-pipeline-stage`, left out: p). layers: of the model
+    (`--num-layers`), where the layout is to be compared with it. weights: of embedding,
     prediction and loss in layers. layer: the costs of one transformer layer, left out 1 each.
 
     Raises: TextError for a layout that cannot be read, UsageError with all that Megatron refuses.
@@ -226,6 +260,8 @@ def megatron_run(
     stages = read_layout(layout) if isinstance(layout, str) else tuple(layout)
     settings = Settings(stages, p, m, group)
     refused = refusals(settings)
+    if layers is not None and settings.n_layers != layers:
+        refused.append(f"the layout has {settings.n_layers} layers, the model {layers}")
     if refused:
         raise UsageError("Megatron refuses this: " + "; ".join(refused))
     if settings.v > 1:
@@ -233,7 +269,7 @@ def megatron_run(
     else:
         schedule = build("1f1b", p=p, m=m)
     costs = _costs(stages, weights or Weights(), layer or Costs())
-    return MegatronRun(schedule, costs, settings, tuple(_remarks(settings)))
+    return MegatronRun(schedule, costs, settings, tuple(remarks(settings)))
 
 
 def _costs(stages: Sequence[str], weights: Weights, layer: Costs) -> Costs:
@@ -339,4 +375,5 @@ def flags(settings: Settings) -> list[str]:
     if settings.v > 1 and settings.group is not None:
         out.append(f"--microbatch-group-size-per-virtual-pipeline-stage {settings.group}")
     out.append(f"# global batch = {settings.m} x micro batch x data parallel size")
-    return out
+    empty = [k for k, stage in enumerate(settings.stages) if not stage]
+    return out + [f"# {_empty(settings.stages, k, settings.p)}" for k in empty]

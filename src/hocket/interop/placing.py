@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
-from hocket.errors import Problem, ScheduleError
+from hocket.errors import ScheduleError
 from hocket.ir import Action, Kind, Placement, Queue
+from hocket.text import sparse
 
 Slots = Sequence[Iterable[Action]]
+_SHOWN = 8
 
 
 def placement_of(rows: Sequence[Slots] | Mapping[Queue, Slots]) -> Placement:
@@ -23,15 +26,17 @@ def placement_of(rows: Sequence[Slots] | Mapping[Queue, Slots]) -> Placement:
     found = _queues(rows)
     if not found:
         raise ScheduleError("there are no actions in it")
-    n_stages = 1 + max(stage for stage, _ in found)
-    m = 1 + max(mb for _, mb in found)
+    stages, m = sorted({stage for stage, _ in found}), 1 + max(mb for _, mb in found)
+    n_stages = 1 + stages[-1]
+    gaps = [(a + 1, b - 1) for a, b in pairwise([-1, *stages]) if b - a > 1]
+    if gaps:
+        shown = ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in gaps[:_SHOWN])
+        more = f" and {len(gaps) - _SHOWN} other gaps" if len(gaps) > _SHOWN else ""
+        what = f"stage {shown} is" if shown.isdigit() and not more else f"stages {shown}{more} are"
+        raise ScheduleError(f"{what} never used; the stages are 0 to {n_stages - 1}")
+    if why := sparse(n_stages, m, len(found)):
+        raise ScheduleError(why)
     usual = {stage: queue for (stage, _), queue in sorted(found.items(), reverse=True)}
-    missing = [stage for stage in range(n_stages) if stage not in usual]
-    if missing:
-        raise ScheduleError([
-            Problem(None, None, "", f"stage {s} is never used; the stages are 0 to {n_stages - 1}")
-            for s in missing
-        ])  # fmt: skip
     paths: dict[tuple[Queue, ...], int] = {}
     path_of = []
     for mb in range(m):

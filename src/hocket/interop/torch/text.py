@@ -13,12 +13,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from hocket.errors import TextError
-from hocket.ir import MAX_STAGE, Action, Kind
+from hocket.errors import MOST_FAULTS, TextError
+from hocket.ir import MAX_MICROBATCHES, MAX_STAGE, Action, Kind
+from hocket.text import number_up_to
 
 OVERLAP = "OVERLAP_F_B"
 HOUSEKEEPING = ("UNSHARD", "RESHARD", "REDUCE_GRAD")
-_WORD = re.compile(r"(\d+)([A-Z][A-Z_]*?)(\d*)")
+_WORD = re.compile(r"(\d+)([A-Z][A-Z_]*?)(\d*)", re.ASCII)
 # What torch itself looks for; it takes the beginning of a cell that fits.
 _TORCH = re.compile(r"(\d+)(F|I|B|W|UNSHARD|RESHARD|REDUCE_GRAD|SEND_F|RECV_F|SEND_B|RECV_B)(\d*)")
 _EXPECTED = "expected an action such as 2F0, 3SEND_F1, 0UNSHARD or (0F7;7B3)OVERLAP_F_B"
@@ -117,10 +118,12 @@ def read_rows(text: str, source: str = "<csv>") -> TorchFile:
     rows, bubbles = [], []
     unknown: dict[str, int] = {}
     for number, line in enumerate(text.splitlines(), 1):
+        if len(faults) > MOST_FAULTS:
+            break
         cells, empty = [], 0
         for column, raw in enumerate(line.split(",") if line.strip() else ()):
             word = raw.strip().strip('"')
-            found = _item(word) if word else None
+            found = read_word(word) if word else None
             if not word:
                 empty += 1
             elif isinstance(found, str):
@@ -139,34 +142,42 @@ def read_rows(text: str, source: str = "<csv>") -> TorchFile:
     return TorchFile(source, tuple(rows), tuple(bubbles), unknown)
 
 
-def _item(word: str) -> Item | str:
-    """The item that a word stands for, or what is wrong with it."""
+def read_word(word: str) -> Item | str:
+    """The item that a word stands for, or a sentence that says what is wrong with it."""
     if word.startswith("("):
         return _compound(word)
     match = _WORD.fullmatch(word)
     if not match:
-        return f"{_EXPECTED}, found {word!r}{_as_torch(word)}"
-    stage, kind, mb = int(match[1]), match[2], match[3]
-    if stage > MAX_STAGE:
-        return f"stage {stage} in {word!r} is above the largest, {MAX_STAGE}"
-    if kind in Kind.__members__ and not mb:
-        return f"{word!r} names no microbatch; {_EXPECTED}"
-    return Item(kind, stage, int(mb) if mb else None)
+        return f"{_EXPECTED}, found {_short(word)}{_as_torch(word)}"
+    stage, kind, mb = number_up_to(match[1], MAX_STAGE), match[2], None
+    if stage is None:
+        return f"the stage of {_short(word)} is above the largest, {MAX_STAGE}"
+    if match[3]:
+        mb = number_up_to(match[3], MAX_MICROBATCHES - 1)
+        if mb is None:
+            return f"the microbatch of {_short(word)} is above the largest, {MAX_MICROBATCHES - 1}"
+    elif kind in Kind.__members__:
+        return f"{_short(word)} names no microbatch; {_EXPECTED}"
+    return Item(kind, stage, mb)
 
 
 def _compound(word: str) -> Item | str:
     inside, bracket, kind = word[1:].partition(")")
     if not bracket or kind != OVERLAP:
-        more = f"; torch takes it, and fails when it runs {word}" if bracket else ""
-        return f"{_EXPECTED}, found {word!r}{more}"
-    parts = [_item(part.strip()) for part in inside.split(";") if part.strip()]
+        more = f"; torch takes it, and fails when it runs {_short(word)}" if bracket else ""
+        return f"{_EXPECTED}, found {_short(word)}{more}"
+    parts = [read_word(part.strip()) for part in inside.split(";") if part.strip()]
     wrong = next((part for part in parts if isinstance(part, str)), None)
     if wrong is not None:
         return wrong
     found = tuple(part for part in parts if isinstance(part, Item))
     if not found or any(part.parts for part in found):
-        return f"{word!r} has no parts; {_EXPECTED}"
+        return f"{_short(word)} has no parts; {_EXPECTED}"
     return Item(OVERLAP, parts=found)
+
+
+def _short(word: str) -> str:
+    return repr(word if len(word) <= 60 else f"{word[:60]}...")
 
 
 def _as_torch(word: str) -> str:
@@ -184,9 +195,3 @@ def torch_reads(item: Item) -> str | None:
 def slots_of(row: Sequence[Item]) -> list[tuple[Action, ...]]:
     """The slots of one rank: every item with actions."""
     return [item.actions for item in row if item.actions]
-
-
-def read_word(word: str) -> Item | None:
-    """The item that a word stands for; None where it is none."""
-    found = _item(word)
-    return None if isinstance(found, str) else found

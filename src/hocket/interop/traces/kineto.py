@@ -6,12 +6,12 @@ was traced, what it did for them.
 
 from __future__ import annotations
 
-import gzip
 import re
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import count, pairwise
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,10 +20,17 @@ import numpy as np
 
 from hocket.deps import CONSUMERS, PARTNER
 from hocket.errors import TextError, UsageError
-from hocket.files import read
 from hocket.interop.torch.csv import from_rows
 from hocket.interop.torch.text import Item, read_word
-from hocket.ir import Array, Schedule, action_of, encode
+from hocket.interop.traces.lanes import (
+    LONGEST,
+    Slice,
+    decoded,
+    nanoseconds,
+    overlapping,
+    refuse,
+)
+from hocket.ir import MAX_RANK, Array, Schedule, action_of, encode
 from hocket.lower import strip_communication
 from hocket.measured import (
     Clocks,
@@ -35,6 +42,7 @@ from hocket.measured import (
     timeline_of,
     until_received,
 )
+from hocket.text import number_up_to
 from hocket.timeline import Timeline
 
 _LABEL = re.compile(r"PP:(\S+)(?: (\w+))?")
@@ -57,7 +65,6 @@ class Event(msgspec.Struct, gc=False):
 
 class _Correlated(msgspec.Struct, gc=False):
     correlation: int | None = None
-    stream: int = 0
 
 
 class _Distributed(msgspec.Struct):
@@ -126,78 +133,106 @@ def is_kineto(data: bytes) -> bool:
     return b'"schemaVersion"' in head or b'"deviceProperties"' in head
 
 
-def read_bytes(path: str | Path) -> bytes:
-    """The content of a file, uncompressed.
-
-    Raises: UsageError.
-    """
-    data = read(path)
-    try:
-        return gzip.decompress(data) if data[:2] == b"\x1f\x8b" else data
-    except (EOFError, gzip.BadGzipFile) as error:
-        raise UsageError(f"{path}: cannot be read: {error}") from None
-
-
-def read_recording(paths: Sequence[str | Path], name: str = "imported") -> Recording:
-    """The steps that the traces of all ranks of one pipeline recorded.
-
-    Raises: TextError for a file that is no such trace, UsageError where they do not fit together.
-    """
-    return recording([rank_trace(read_bytes(path), str(path)) for path in paths], name)
-
-
 def rank_trace(data: bytes, source: str = "<trace>") -> RankTrace:
     """The labelled ranges of one file.
 
-    Raises: TextError.
+    Raises: TextError for what is no such trace, or has ranges that no thread can have run.
     """
-    try:
-        file = msgspec.json.decode(data, type=_File)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TextError(source, [(1, f"not a trace of torch.profiler: {error}")]) from None
-    labels = [e for e in file.traceEvents if e.ph == "X" and e.name.startswith("PP:")]
-    host = [e for e in labels if e.cat != "gpu_user_annotation"]
-    if not host:
-        raise TextError(source, [(1, _nothing(file))])
+    file = decoded(data, _File, source, "a trace of torch.profiler")
     base = file.baseTimeNanoseconds
-    on_gpu = _gpu_spans(file.traceEvents, host)
+    if abs(base) > LONGEST * 1000:
+        refuse(source, [f"baseTimeNanoseconds is {base}, beyond what a clock shows"])
+    labels = [e for e in file.traceEvents if e.ph == "X" and e.name.startswith("PP:")]
+    host = sorted((e for e in labels if e.cat != "gpu_user_annotation"), key=lambda e: e.ts)
+    if not host:
+        raise TextError(source, [(1, _no_ranges(file))])
+    items = [_label(e) for e in host]
+    refuse(source, _unreadable(host, items))
+    known = [(i, *label) for i, label in enumerate(items) if isinstance(label, tuple)]
+    on_gpu = _gpu_spans(file.traceEvents, host, source)
     starts = _operation_starts(file.traceEvents, {e.tid for e in host})
-    ranges = []
-    for i, event in enumerate(sorted(host, key=lambda e: e.ts)):
-        match = _LABEL.fullmatch(event.name)
-        item = read_word(match[1]) if match else None
-        if match and item is not None:
-            begin, stop = event.ts, event.ts + event.dur
-            ops = starts.get(event.tid, [])
-            first = bisect_left(ops, begin)
-            inside = first < len(ops) and ops[first] <= stop
-            work = ops[first] if inside else stop if ops else None
-            span = on_gpu.get(i)
-            ranges.append(Range(
-                item, match[2] or "", _ns(begin, base), _ns(stop, base),
-                None if work is None else _ns(work, base),
-                None if span is None else (_ns(span[0], base), _ns(span[1], base)),
-            ))  # fmt: skip
+    try:
+        ranges = tuple(
+            _range(host[i], item, role, base, starts.get(host[i].tid, []), on_gpu.get(i))
+            for i, item, role in known
+        )
+    except ValueError as error:
+        raise TextError(source, [(1, str(error))]) from None
+    lanes = [host[i].tid for i, _, _ in known]
+    refuse(source, overlapping(
+        (Slice(f"thread {lane}", f"PP:{r.item} {r.role}".strip(), r.start - base, r.end - base)
+         for lane, r in zip(lanes, ranges, strict=True)), _ROUNDING,
+    ))  # fmt: skip
     rank = file.distributedInfo.rank if file.distributedInfo else None
     if rank is None and (found := _RANK_IN_NAME.search(Path(source).name)):
-        rank = int(found[1])
-    return RankTrace(source, rank, file.host_name, tuple(ranges))
+        rank = number_up_to(found[1], MAX_RANK)
+    return RankTrace(source, rank, file.host_name, ranges)
 
 
-def _ns(us: float, base: int) -> int:
-    return base + round(us * 1000)
+_ROUNDING = 1000  # ns: what the profiler's times of neighbouring ranges may differ by
 
 
-def _nothing(file: _File) -> str:
-    """Why a trace says nothing about a pipeline."""
-    if any(e.name.startswith(("Forward ", "Backward ")) for e in file.traceEvents):
+def _label(event: Event) -> tuple[Item, str] | str | None:
+    """The item and the role that a range names, or what is wrong; None for other ranges."""
+    match = _LABEL.fullmatch(event.name)
+    if not match or match[1][0] not in "0123456789(":
+        return None
+    item = read_word(match[1])
+    return item if isinstance(item, str) else (item, match[2] or "")
+
+
+def _unreadable(events: Sequence[Event], labels: Sequence[tuple | str | None]) -> Iterator[str]:
+    """A sentence for each range that ought to be an action and is none, or ends too early."""
+    for e, label in zip(events, labels, strict=True):
+        if isinstance(label, str):
+            yield f"thread {e.tid}: the range {e.name[:80]!r} at {e.ts:.12g} us: {label}"
+        elif label is not None and e.dur < 0:
+            yield f"thread {e.tid}: the range {e.name!r} at {e.ts:.12g} us ends before it begins"
+
+
+def _range(
+    event: Event, item: Item, role: str, base: int, ops: Sequence[float],
+    on_gpu: tuple[float, float] | None,
+) -> Range:  # fmt: skip
+    """A labelled range; ops: when operations of its thread began. Raises: ValueError."""
+    begin, stop = event.ts, event.ts + event.dur
+    first = bisect_left(ops, begin)
+    inside = first < len(ops) and ops[first] <= stop
+    work = ops[first] if inside else stop if ops else None
+    return Range(
+        item, role, base + nanoseconds(begin), base + nanoseconds(stop),
+        None if work is None else base + nanoseconds(work),
+        None if on_gpu is None else (base + nanoseconds(on_gpu[0]), base + nanoseconds(on_gpu[1])),
+    )  # fmt: skip
+
+
+_OTHERS = {
+    "Megatron-LM": re.compile(r"(forward|backward)[-_](step|compute|recv|send).*"),
+    "DeepSpeed": re.compile(r".*(_exec_\w+|(Forward|Backward)Pass|pipe_(send|recv)_\w+).*"),
+}
+
+
+def _no_ranges(file: _File) -> str:
+    """Why a trace says nothing about a pipeline, and what would."""
+    names = Counter(e.name for e in file.traceEvents if e.cat == "user_annotation")
+    if any(name.startswith(("Forward ", "Backward ")) for name in names):
         return (
             "only ranges such as 'Forward 0': ScheduleGPipe does not say which action; run the "
             "order with hocket.runtime.torch_schedule, whose ranges are PP:2F0"
         )
-    return (
+    sentence = (
         "there are no ranges PP:2F0; torch's Schedule1F1B writes none: run the order with "
         "hocket.runtime.torch_schedule or hocket.runtime.Pipeline under torch.profiler"
+    )
+    if not names:
+        return sentence
+    tool = next((t for t, form in _OTHERS.items() if any(map(form.fullmatch, names))), None)
+    whose = f" of {tool}" if tool else ""
+    shown = ", ".join(repr(name[:40]) for name, _ in names.most_common(4))
+    return (
+        f"{sentence}. Its ranges{whose} are named {shown}; hocket reads PP:, stage, kind "
+        "(F, B, I or W) and microbatch: put the calls of one forward or backward into "
+        '`with torch.profiler.record_function(f"PP:{stage}F{microbatch}"):`'
     )
 
 
@@ -213,13 +248,14 @@ def _operation_starts(events: Sequence[Event], threads: set[int | str]) -> dict:
 # --- the GPU ------------------------------------------------------------------------------------
 
 
-def _gpu_spans(events: Sequence[Event], host: list[Event]) -> dict[int, tuple[float, float]]:
+def _gpu_spans(
+    events: Sequence[Event], ordered: list[Event], source: str
+) -> dict[int, tuple[float, float]]:
     """First start and last end on the GPU of each range, by its number in order of start.
 
     From the profiler's own device ranges where it wrote them, else from the kernels: each has a
     correlation number, that of the call that launched it; the call lies in the range in time.
     """
-    ordered = sorted(host, key=lambda e: e.ts)
     device = [e for e in events if e.ph == "X" and e.cat == "gpu_user_annotation"]
     device = [e for e in device if e.name.startswith("PP:")]
     if device:
@@ -227,28 +263,30 @@ def _gpu_spans(events: Sequence[Event], host: list[Event]) -> dict[int, tuple[fl
     kernels = [e for e in events if e.ph == "X" and e.cat == "kernel"]
     if not kernels:
         return {}
-    launched = {
-        number: e.ts
-        for e in events
-        if e.cat in ("cuda_runtime", "cuda_driver") and (number := _correlation(e)) is not None
-    }
+    launched = _launched(events, source)
     return kernel_spans(
         [(e.ts, e.ts + e.dur) for e in ordered],
         [
             (launched[number], e.ts, e.ts + e.dur)
             for e in kernels
             if not _MESSAGE_KERNEL.search(e.name)
-            and (number := _correlation(e)) is not None
-            and number in launched
+            and (number := _correlated(e, source).correlation) in launched
         ],
     )
 
 
-def _correlation(event: Event) -> int | None:
+def _launched(events: Sequence[Event], source: str) -> dict[int | None, float]:
+    """When each kernel was launched, by its correlation number."""
+    calls = (e for e in events if e.cat in ("cuda_runtime", "cuda_driver"))
+    numbers = ((_correlated(e, source).correlation, e.ts) for e in calls)
+    return {number: ts for number, ts in numbers if number is not None}
+
+
+def _correlated(event: Event, source: str) -> _Correlated:
     raw = bytes(event.args)
     if b"correlation" not in raw:
-        return None
-    return msgspec.json.decode(raw, type=_Correlated).correlation
+        return _Correlated()
+    return decoded(raw, _Correlated, source, f"the args of {event.name[:80]!r} at {event.ts} us")
 
 
 def kernel_spans(
@@ -267,54 +305,6 @@ def kernel_spans(
             first, last = out.get(i, (start, end))
             out[i] = min(first, start), max(last, end)
     return out
-
-
-class Annotated(NamedTuple):
-    """What the GPU did for one range of the host on one stream: first start, last end; us."""
-
-    name: str
-    stream: int
-    start: float
-    end: float
-
-
-def annotated_kernels(data: bytes, pattern: str, source: str = "<trace>") -> list[Annotated]:
-    """The work on the GPU of the ranges whose name fits a pattern, by stream, in order of start.
-
-    For traces whose ranges lie on the host only, with names of their own: a kernel belongs to the
-    range, not nested in another that fits, in which it was launched on whatever thread.
-
-    Raises: TextError.
-    """
-    try:
-        events = msgspec.json.decode(data, type=_File).traceEvents
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TextError(source, [(1, f"not a trace of torch.profiler: {error}")]) from None
-    fits = re.compile(pattern).fullmatch
-    ranges = sorted(
-        (e for e in events if e.cat == "user_annotation" and fits(e.name)), key=lambda e: e.ts
-    )
-    launched = {
-        number: e.ts
-        for e in events
-        if e.cat in ("cuda_runtime", "cuda_driver") and (number := _correlation(e)) is not None
-    }
-    by_stream: dict[int, list[tuple[float, float, float]]] = {}
-    for e in events:
-        if e.ph == "X" and e.cat == "kernel":
-            found = msgspec.json.decode(bytes(e.args), type=_Correlated)
-            if found.correlation in launched:
-                one = (launched[found.correlation], e.ts, e.ts + e.dur)
-                by_stream.setdefault(found.stream, []).append(one)
-    spans = [(e.ts, e.ts + e.dur) for e in ranges]
-    return sorted(
-        (
-            Annotated(ranges[i].name, stream, start, end)
-            for stream, kernels in by_stream.items()
-            for i, (start, end) in kernel_spans(spans, kernels).items()
-        ),
-        key=lambda x: (x.start, x.stream),
-    )
 
 
 def _by_occurrence(host: list[Event], device: list[Event]) -> dict[int, tuple[float, float]]:
@@ -366,6 +356,8 @@ def recording(traces: Sequence[RankTrace], name: str = "imported") -> Recording:
             schedule, start, end = _without_messages(schedule, start, end)
         zero = start.min()
         timelines.append(timeline_of(schedule, (start - zero) / 1e3, (end - zero) / 1e3))
+    if not any(timeline.makespan for timeline in timelines):
+        raise UsageError("the recording takes no time: all its ranges are empty")
     return Recording(tuple(timelines), clocks, tuple(notes))
 
 
@@ -435,7 +427,10 @@ def _refuse_missing(traces: Sequence[RankTrace]) -> None:
 
 
 def _steps(trace: RankTrace) -> list[list[Range]]:
-    """The ranges step by step: the k-th of each label belongs to step k."""
+    """The ranges step by step: the k-th of each label belongs to step k.
+
+    Raises: TextError where steps do not follow each other then.
+    """
     seen: dict[tuple[Item, str], Iterator[int]] = {}
     out: list[list[Range]] = []
     for found in trace.ranges:
@@ -443,6 +438,13 @@ def _steps(trace: RankTrace) -> list[list[Range]]:
         while len(out) <= k:
             out.append([])
         out[k].append(found)
+    for k, (step, after) in enumerate(pairwise(out)):
+        last, first = step[-1], after[0]
+        if first.start < last.start:
+            refuse(trace.source, [
+                f"PP:{first.item} runs for the time {k + 2} before PP:{last.item} runs for the "
+                f"time {k + 1}: a range stands twice, or the recording begins within a step"
+            ])  # fmt: skip
     whole = max(map(len, out), default=0)
     return [step for step in out if len(step) == whole]
 
@@ -471,7 +473,7 @@ def _times(step: list[Range]) -> dict[int, tuple[int, int]]:
     A RECV ends when its value is there: where a wait of its own says so, else when its consumer
     begins to work. Until then a consumer only waits.
     """
-    waits = {_code(r.item): r.end for r in step if r.role == "wait"}
+    waits = {_code(r.item): r.end for r in step if r.role == "wait" and len(r.item.actions) == 1}
     posts = {
         _code(r.item): r.start
         for r in step

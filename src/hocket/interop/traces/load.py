@@ -8,9 +8,9 @@ from pathlib import Path, PurePath
 
 from hocket.costs import Costs
 from hocket.errors import UsageError
-from hocket.files import read_text
+from hocket.files import read, read_text, unpacked
 from hocket.interop.torch.csv import import_csv
-from hocket.interop.traces.kineto import is_kineto, rank_trace, read_bytes, recording
+from hocket.interop.traces.kineto import is_kineto, rank_trace, recording
 from hocket.interop.traces.perfetto import is_pftrace, read_pftrace
 from hocket.interop.traces.pictures import read_drawn
 from hocket.ir import Schedule
@@ -51,21 +51,11 @@ def load_foreign(
         _only(paths, "a CSV holds all ranks")
         found = import_csv(read_text(paths[0]), str(paths[0]), name=known)
         return Loaded(found.schedule, notes=found.notes)
-    contents = [read_bytes(path) for path in paths]
-    if is_kineto(contents[0]):
-        run = recording(
-            [rank_trace(d, str(p)) for d, p in zip(contents, paths, strict=True)], known
-        )
-        steps = run.timelines
-        if step is not None and not 0 <= step < len(steps):
-            raise UsageError(f"there is no step {step}; the traces have 0 to {len(steps) - 1}")
-        timeline = run.typical if step is None else steps[step]
-        seen = readings(steps if step is None else [timeline])
-        bare = strip_communication(timeline.schedule)
-        return Loaded(bare, seen.costs(), timeline, run.notes, tuple(seen.rows()))
+    first = unpacked(read(paths[0]), paths[0])
+    if is_kineto(first):
+        return _recorded(first, paths, known, step)
     _only(paths, "this is a picture of a schedule, which holds all ranks")
-    read = read_pftrace if is_pftrace(contents[0]) else read_drawn
-    pictures = read(contents[0], str(paths[0]))
+    pictures = (read_pftrace if is_pftrace(first) else read_drawn)(first, str(paths[0]))
     title, one = next(reversed(pictures.items()))
     others = [x for x in pictures if x != title]
     notes = (f"of several timelines {title} is taken, not {', '.join(others)}",) if others else ()
@@ -73,15 +63,19 @@ def load_foreign(
     return Loaded(schedule, one.costs, one.timeline, notes)
 
 
-def measured_case(paths: Sequence[str | Path]) -> tuple[Schedule, Costs]:
-    """The order and the costs of a recorded run: what a better plan has to beat.
-
-    Raises: UsageError where the files hold no times, and what `load_foreign` raises.
-    """
-    found = load_foreign(paths)
-    if found.costs is None:
-        raise UsageError(f"{paths[0]} holds an order but no times; give traces of a run")
-    return found.schedule, found.costs
+def _recorded(first: bytes, paths: Sequence[str | Path], name: str, step: int | None) -> Loaded:
+    """A run of torch.profiler; one file after the other is in memory."""
+    traces = [rank_trace(first, str(paths[0]))]
+    del first
+    traces += (rank_trace(unpacked(read(path), path), str(path)) for path in paths[1:])
+    run = recording(traces, name)
+    steps = run.timelines
+    if step is not None and not 0 <= step < len(steps):
+        raise UsageError(f"there is no step {step}; the traces have 0 to {len(steps) - 1}")
+    timeline = run.typical if step is None else steps[step]
+    seen = readings(steps if step is None else [timeline])
+    bare = strip_communication(timeline.schedule)
+    return Loaded(bare, seen.costs(), timeline, run.notes, tuple(seen.rows()))
 
 
 def _stem(path: str | Path) -> str:

@@ -10,7 +10,8 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from hocket.errors import TextError
-from hocket.interop.traces.pictures import Drawn, Event, drawn, own_blocks
+from hocket.interop.traces.lanes import Event
+from hocket.interop.traces.pictures import Drawn, by_name
 
 _PACKET = 1
 _TIMESTAMP, _EVENT, _INTERNED, _DESCRIPTOR = 8, 11, 12, 60
@@ -37,27 +38,29 @@ def is_pftrace(data: bytes) -> bool:
 def read_pftrace(data: bytes, source: str = "<trace>") -> dict[str, Drawn]:
     """Every timeline of a trace that hocket wrote, by name.
 
-    Raises: TextError where it is none.
+    Raises: TextError where it is none, or holds what no ranks can have run.
     """
     try:
         events, tracks = _events(data)
-    except (IndexError, UnicodeDecodeError, KeyError) as error:
-        raise TextError(source, [(1, f"not a trace that hocket wrote: {error!r}")]) from None
-    found = {}
-    for pid in dict.fromkeys(e.pid for e in events):
-        own = [e for e in events if e.pid == pid]
-        threads = {e.tid for e in own}
-        names = [
-            Event(ph="M", name="thread_name", tid=tid, args={"name": _thread(tracks, int(tid))})
-            for tid in threads
+        timelines: dict[int, list[Event]] = {}
+        for event in events:
+            timelines.setdefault(int(event.pid), []).append(event)
+        named = [
+            ("-".join(tracks[pid].name.split()), [*_names(tracks, own), *own])
+            for pid, own in timelines.items()
         ]
-        blocks = list(own_blocks([*names, *own]))
-        if blocks:
-            name = "-".join(tracks[int(pid)].name.split()) or "imported"
-            found[name] = drawn(blocks, name)
-    if not found:
-        raise TextError(source, [(1, "there is no slice of a forward or a backward in it")])
-    return found
+    except (IndexError, KeyError, ValueError) as error:
+        what = "it is cut off" if isinstance(error, IndexError) else error
+        if isinstance(error, KeyError):
+            what = f"it refers to number {error}, which it does not define"
+        raise TextError(source, [(1, f"not a trace that hocket wrote: {what}")]) from None
+    return by_name(named, source)
+
+
+def _names(tracks: dict[int, _Track], events: list[Event]) -> Iterator[Event]:
+    """The names of these events' tracks as events."""
+    for tid in {int(e.tid) for e in events}:
+        yield Event(ph="M", name="thread_name", tid=tid, args={"name": _thread(tracks, tid)})
 
 
 def _thread(tracks: dict[int, _Track], uuid: int) -> str:
@@ -82,32 +85,33 @@ def _events(data: bytes) -> tuple[list[Event], dict[int, _Track]]:
             for kind, entry in _walk(raw):
                 if kind in names:
                     one = _fields(entry)
-                    names[kind][one[_IID][0]] = one[_TEXT][0].decode()
+                    names[kind][_number(one, _IID)] = _bytes(one, _TEXT).decode()
         for raw in fields.get(_DESCRIPTOR, ()):
             one = _fields(raw)
-            parent = one.get(_PARENT, [None])[0]
-            tracks[one[_UUID][0]] = _Track(one.get(_NAME, [b""])[0].decode(), parent)
+            parent = _number(one, _PARENT) if _PARENT in one else None
+            name = _bytes(one, _NAME).decode() if _NAME in one else ""
+            tracks[_number(one, _UUID)] = _Track(name, parent)
         for raw in fields.get(_EVENT, ()):
             event = _fields(raw)
-            kind = event.get(_TYPE, [0])[0]
+            kind = _number(event, _TYPE) if _TYPE in event else 0
             if kind in (_BEGIN, _END):
-                out.append(_slice(event, kind, fields[_TIMESTAMP][0], names, tracks))
+                out.append(_slice(event, kind, _number(fields, _TIMESTAMP), names, tracks))
     return out, tracks
 
 
 def _slice(
     event: _Fields, kind: int, ns: int, names: dict[int, dict[int, str]], tracks: dict[int, _Track]
 ) -> Event:
-    track = event[_TRACK][0]
+    track = _number(event, _TRACK)
     args: dict[str, Any] = {}
     for raw in event.get(_ANNOTATION, ()):
         one = _fields(raw)
-        values = one.get(_UINT) or [_fields(x)[_UINT][0] for x in one.get(_ELEMENT, ())]
-        name = names[_ANNOTATION_NAMES][one[_ANNOTATION_NAME][0]]
+        values = one.get(_UINT) or [_number(_fields(x), _UINT) for x in one.get(_ELEMENT, ())]
+        name = names[_ANNOTATION_NAMES][_number(one, _ANNOTATION_NAME)]
         args[name] = values[0] if len(values) == 1 else values
     texts = names[_NAMES], names[_CATEGORIES]
     name, category = (
-        table.get(event.get(key, [0])[0], "")
+        table.get(_number(event, key), "") if key in event else ""
         for table, key in zip(texts, (_NAME_IID, _CATEGORY_IID), strict=True)
     )
     return Event(
@@ -116,40 +120,53 @@ def _slice(
     )  # fmt: skip
 
 
+_DEEPEST = 8  # tracks may stand in each other; hocket's are three deep
+
+
 def _timeline(tracks: dict[int, _Track], uuid: int) -> int:
     """The track that a rank's track stands in: the timeline."""
-    while not tracks[uuid].name.startswith("rank "):
+    first = uuid
+    for _ in range(_DEEPEST):
         parent = tracks[uuid].parent
         if parent is None:
             return uuid
+        if tracks[uuid].name.startswith("rank "):
+            return parent
         uuid = parent
-    parent = tracks[uuid].parent
-    return uuid if parent is None else parent
+    raise ValueError(f"track {first} stands in itself, or {_DEEPEST} tracks deep")
 
 
 # --- protobuf -------------------------------------------------------------------------------------
 
 
-def _walk(data: bytes) -> Iterator[tuple[int, Any]]:
-    """Every field of a message: its number, and its integer or bytes."""
+def _walk(data: Any) -> Iterator[tuple[int, Any]]:
+    """Every field of a message: its number, and its integer or bytes.
+
+    Raises: IndexError where it is cut off, ValueError where it is no message.
+    """
+    if not isinstance(data, bytes):
+        raise ValueError("there is a number in place of a message")
     at = 0
     while at < len(data):
         key, at = _varint(data, at)
         wire = key & 7
         if wire == 0:
             value, at = _varint(data, at)
-        elif wire == 2:
+            yield key >> 3, value
+            continue
+        if wire == 2:
             length, at = _varint(data, at)
-            value, at = data[at : at + length], at + length
         elif wire in (1, 5):
             length = 8 if wire == 1 else 4
-            value, at = data[at : at + length], at + length
         else:
-            raise KeyError(f"wire type {wire}")
-        yield key >> 3, value
+            raise ValueError(f"a field has the unknown wire type {wire}")
+        if at + length > len(data):
+            raise IndexError
+        yield key >> 3, data[at : at + length]
+        at += length
 
 
-def _fields(data: bytes) -> _Fields:
+def _fields(data: Any) -> _Fields:
     """The fields of a message by number."""
     out: _Fields = {}
     for number, value in _walk(data):
@@ -157,11 +174,28 @@ def _fields(data: bytes) -> _Fields:
     return out
 
 
+def _number(fields: _Fields, field: int) -> int:
+    """The first integer of a field. Raises: ValueError."""
+    value = fields[field][0] if field in fields else None
+    if not isinstance(value, int):
+        raise ValueError(f"field {field} holds no number")
+    return value
+
+
+def _bytes(fields: _Fields, field: int) -> bytes:
+    """The first bytes of a field. Raises: ValueError."""
+    value = fields[field][0] if field in fields else None
+    if not isinstance(value, bytes):
+        raise ValueError(f"field {field} holds no text")
+    return value
+
+
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
+    value = 0
+    for shift in range(0, 70, 7):
         byte = data[at]
         value |= (byte & 127) << shift
-        at, shift = at + 1, shift + 7
+        at += 1
         if byte < 128:
             return value, at
+    raise ValueError("an integer is longer than ten bytes")

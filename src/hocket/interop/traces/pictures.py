@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, NamedTuple
@@ -16,14 +16,15 @@ from hocket.deps import WORK
 from hocket.errors import TextError
 from hocket.graph import graph
 from hocket.interop.placing import placement_of
-from hocket.ir import Action, Kind, Queue, Schedule
+from hocket.interop.traces.lanes import Event, Slice, closed, decoded, overlapping, refuse
+from hocket.ir import MAX_MICROBATCHES, MAX_RANK, MAX_STAGE, Action, Kind, Queue, Schedule
 from hocket.measured import timeline_of
-from hocket.text import as_name
+from hocket.text import as_name, number_up_to
 from hocket.timeline import Timeline
 
 
-class Event(msgspec.Struct, gc=False):
-    """What is needed of an event of Chrome's JSON; times in us."""
+class _Stored(msgspec.Struct, gc=False):
+    """An event as it stands in a file; its args are read where they are needed."""
 
     ph: str
     name: str = ""
@@ -32,11 +33,11 @@ class Event(msgspec.Struct, gc=False):
     dur: float = 0.0
     pid: int | str = 0
     tid: int | str = 0
-    args: dict[str, Any] = {}
+    args: msgspec.Raw = msgspec.Raw()
 
 
 class _File(msgspec.Struct):
-    traceEvents: list[Event]
+    traceEvents: list[_Stored]
 
 
 class Block(NamedTuple):
@@ -62,30 +63,55 @@ class Drawn:
 def read_drawn(data: bytes, source: str = "<trace>") -> dict[str, Drawn]:
     """Every timeline of a Chrome JSON file by name.
 
-    Raises: TextError where it holds no schedule.
+    Raises: TextError where it holds no schedule, or one that no ranks can have run.
     """
-    try:
-        events = msgspec.json.decode(data, type=_File).traceEvents
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise TextError(source, [(1, f"not a trace in Chrome's JSON: {error}")]) from None
-    names = {e.pid: str(e.args.get("name")) for e in events if e.name == "process_name"}
-    found = {}
-    for pid in dict.fromkeys(e.pid for e in events):
-        own = [e for e in events if e.pid == pid]
-        blocks = list(_phased(own)) or list(own_blocks(own))
+    stored = decoded(data, _File, source, "a trace in Chrome's JSON").traceEvents
+    by_pid: dict[int | str, list[Event]] = {}
+    names = {}
+    for one in stored:
+        if one.ph in ("X", "B", "E", "M"):
+            event = _with_args(one, source)
+            by_pid.setdefault(event.pid, []).append(event)
+            if event.name == "process_name":
+                names[event.pid] = str(event.args.get("name"))
+    return by_name(((names.get(pid, ""), own) for pid, own in by_pid.items()), source)
+
+
+def _with_args(one: _Stored, source: str) -> Event:
+    raw = bytes(one.args)
+    args = {}
+    if one.ph == "M" or b'"stage"' in raw:
+        args = decoded(raw or b"{}", dict[str, Any], source, f"an event with args ({one.name!r})")
+    return Event(one.ph, one.name, one.cat, one.ts, one.dur, one.pid, one.tid, args)
+
+
+def by_name(timelines: Iterable[tuple[str, Sequence[Event]]], source: str) -> dict[str, Drawn]:
+    """The timelines among these, each a title and its events, by name.
+
+    Raises: TextError where there is none, or one that no ranks can have run.
+    """
+    out = {}
+    for title, events in timelines:
+        faults: list[str] = []
+        blocks = list(_phased(events, faults)) or list(own_blocks(events, faults))
+        refuse(source, faults)
         if blocks:
-            name = as_name(names.get(pid, ""))
-            found[name] = drawn(blocks, name)
-    if not found:
+            name = as_name(title)
+            while name in out:
+                name += "-again"
+            out[name] = drawn(blocks, name, source)
+    if not out:
         raise TextError(source, [(1, "there is no slice of a forward or a backward in it")])
-    return found
+    return out
 
 
-def drawn(blocks: Sequence[Block], name: str) -> Drawn:
+def drawn(blocks: Sequence[Block], name: str, source: str = "<trace>") -> Drawn:
     """Schedule, costs and times of what was drawn.
 
-    Raises: ScheduleError where some stage stands nowhere.
+    Raises: TextError where blocks of a queue overlap or an action stands twice, ScheduleError
+    where some stage is never used.
     """
+    refuse(source, [*_repeated(blocks), *overlapping(map(_extent, blocks), _ROUNDING)])
     lines: dict[Queue, list[Block]] = {}
     for block in sorted(blocks, key=lambda b: (b.start, b.end)):
         lines.setdefault(block.queue, []).append(block)
@@ -93,6 +119,8 @@ def drawn(blocks: Sequence[Block], name: str) -> Drawn:
     schedule = Schedule.from_order(name, placement_of(order), order)
     ordered = [block for queue in schedule.queues for block in lines.get(queue, ())]
     zero = min(b.start - b.before for b in ordered)
+    if zero == max(b.end + b.after for b in ordered):
+        refuse(source, ["all its slices together take no time"])
     start, end, before, after = (
         np.array(x, dtype=float) / 1e3
         for x in (
@@ -105,36 +133,59 @@ def drawn(blocks: Sequence[Block], name: str) -> Drawn:
     return Drawn(schedule, _costs(timeline, ordered), timeline)
 
 
+_ROUNDING = 2  # ns: what two rounded times may differ by
+
+
+def _extent(block: Block) -> Slice:
+    text = "+".join(map(str, block.actions))
+    return Slice(f"rank {block.queue}", text, block.start - block.before, block.end + block.after)
+
+
+def _repeated(blocks: Sequence[Block]) -> Iterator[str]:
+    """A sentence for each action that stands more than once."""
+    first: dict[Action, Block] = {}
+    for block in blocks:
+        for action in block.actions:
+            other = first.setdefault(action, block)
+            if other is not block:
+                yield (
+                    f"{action} stands twice: on rank {other.queue} at {other.start / 1000:.12g} us "
+                    f"and on rank {block.queue} at {block.start / 1000:.12g} us; give the trace "
+                    "of one step"
+                )
+
+
 # --- hocket's own -------------------------------------------------------------------------------
 
-_THREAD = re.compile(r"rank (\d+)(?: ([A-Za-z][\w-]*))?(?: \d+)?")
+_THREAD = re.compile(r"rank (\d+)(?: ([A-Za-z][\w-]*))?(?: \d+)?", re.ASCII)
+_LINES = ("send", "receive")
+_Key = tuple[tuple[int, int], ...]  # (stage, microbatch) of each part of a slice
 
 
-def own_blocks(events: Sequence[Event]) -> Iterator[Block]:
-    """The slots of a trace that hocket wrote."""
-    queues: dict[int | str, Queue] = {}
-    for e in events:
-        match = _THREAD.fullmatch(str(e.args.get("name"))) if e.name == "thread_name" else None
-        if match:
-            stream = match[2] or ""
-            queues[e.tid] = Queue(int(match[1]), "" if stream in _LINES else stream)
-    around: dict[tuple[Queue, Any, str, str], int] = {}
-    slices = [
-        (e, begin, end)
-        for e, begin, end in _slices(events)
-        if e.tid in queues and "stage" in e.args
-    ]
+def own_blocks(events: Sequence[Event], faults: list[str]) -> Iterator[Block]:
+    """The slots of a trace that hocket wrote; what is wrong with it is added to the faults."""
+    queues = _queues(events)
+    slices, wrong = closed(events, lambda e: e.tid in queues and "stage" in e.args)
+    faults += wrong
+    known: list[tuple[Event, _Key, int, int]] = []
+    around: dict[tuple[Queue, _Key, str, str], int] = {}
     for e, begin, end in slices:
-        if set(e.cat.split("+")) <= {"send", "receive"}:
+        key = _key(e)
+        if key is None:
+            faults.append(
+                f"lane {e.tid}: {e.name!r} at {e.ts:.12g} us needs a stage (0 to {MAX_STAGE}) and "
+                f"a microbatch (0 to {MAX_MICROBATCHES - 1}) for each part of {e.cat!r}"
+            )
+        elif set(e.cat.split("+")) <= set(_LINES):
             side = e.cat.split("+")[0]
-            around[queues[e.tid], _key(e), e.name.replace(f"{side} ", ""), side] = end - begin
-    for e, begin, end in slices:
-        kinds = e.cat.split("+")
+            around[queues[e.tid], key, e.name.replace(f"{side} ", ""), side] = end - begin
+        else:
+            known.append((e, key, begin, end))
+    for e, key, begin, end in known:
+        kinds, queue = e.cat.split("+"), queues[e.tid]
         if all(k in Kind.__members__ and Kind[k] in WORK for k in kinds):
-            queue, key = queues[e.tid], _key(e)
             actions = tuple(
-                Action(Kind[k], int(stage), int(mb))
-                for k, (stage, mb) in zip(kinds, key, strict=True)
+                Action(Kind[k], stage, mb) for k, (stage, mb) in zip(kinds, key, strict=True)
             )
             yield Block(
                 queue, actions, begin, end,
@@ -143,59 +194,51 @@ def own_blocks(events: Sequence[Event]) -> Iterator[Block]:
             )  # fmt: skip
 
 
-_LINES = ("send", "receive")
-
-
-def _key(event: Event) -> tuple[tuple[int, int], ...]:
-    """(stage, microbatch) of each part of a slice."""
-    stage, mb = event.args["stage"], event.args["microbatch"]
-    if isinstance(stage, list):
-        return tuple(zip(stage, mb, strict=True))
-    return ((stage, mb),)
-
-
-def _slices(events: Sequence[Event]) -> Iterator[tuple[Event, int, int]]:
-    """Every slice with begin and end in ns: whole ones, and begins with their ends."""
-    open_: dict[int | str, list[Event]] = {}
+def _queues(events: Sequence[Event]) -> dict[int | str, Queue]:
+    """The queue of each lane that is named like one."""
+    out: dict[int | str, Queue] = {}
     for e in events:
-        if e.ph == "X":
-            yield e, round(e.ts * 1000), round((e.ts + e.dur) * 1000)
-        elif e.ph == "B":
-            open_.setdefault(e.tid, []).append(e)
-        elif e.ph == "E" and open_.get(e.tid):
-            begin = open_[e.tid].pop()
-            yield begin, round(begin.ts * 1000), round(e.ts * 1000)
+        match = _THREAD.fullmatch(str(e.args.get("name"))) if e.name == "thread_name" else None
+        rank = number_up_to(match[1], MAX_RANK) if match else None
+        if match and rank is not None:
+            stream = match[2] or ""
+            out[e.tid] = Queue(rank, "" if stream in _LINES else stream)
+    return out
+
+
+def _key(event: Event) -> _Key | None:
+    """(stage, microbatch) of each part of a slice; None where they are not what they must be."""
+    stages: Any = event.args.get("stage")
+    mbs: Any = event.args.get("microbatch")
+    if not isinstance(stages, list):
+        stages, mbs = [stages], [mbs]
+    if not isinstance(mbs, list) or not len(stages) == len(mbs) == len(event.cat.split("+")):
+        return None
+    for values, most in ((stages, MAX_STAGE), (mbs, MAX_MICROBATCHES - 1)):
+        if not all(type(x) is int and 0 <= x <= most for x in values):
+            return None
+    return tuple(zip(stages, mbs, strict=True))
 
 
 # --- slots drawn as receive, work, send --------------------------------------------------------
 
-_ONE = re.compile(r"([FBW])_d(\d+)_mb(\d+)_s(\d+)_(recv|compute|send)")
-_PAIR = re.compile(r"FB_Fd(\d+)_mb(\d+)_s(\d+)_Bd(\d+)_mb(\d+)_s(\d+)_(recv|compute|send)")
+_ONE = re.compile(r"([FBW])_d(\d+)_mb(\d+)_s(\d+)_(recv|compute|send)", re.ASCII)
+_PAIR = re.compile(
+    r"FB_Fd(\d+)_mb(\d+)_s(\d+)_Bd(\d+)_mb(\d+)_s(\d+)_(recv|compute|send)", re.ASCII
+)
 _Part = tuple[str, int, int, int]  # kind, direction, microbatch, stage
+_Phases = dict[tuple[int | str, tuple[_Part, ...]], dict[str, tuple[int, int]]]
 
 
-def _phased(events: Sequence[Event]) -> Iterator[Block]:
+def _phased(events: Sequence[Event], faults: list[str]) -> Iterator[Block]:
     """The slots of a trace whose slices are named like `F_d0_mb0_s0_compute`.
 
     Microbatches are numbered anew for each direction; here those of a direction follow those of
     the one before. A backward is an I where a W of its own stands apart.
     """
-    phases: dict[tuple[int | str, tuple[_Part, ...]], dict[str, tuple[int, int]]] = {}
-    for e, begin, end in _slices(events):
-        one, pair = _ONE.fullmatch(e.name), _PAIR.fullmatch(e.name)
-        if one:
-            parts: tuple[_Part, ...] = ((one[1], int(one[2]), int(one[3]), int(one[4])),)
-            phase = one[5]
-        elif pair:
-            d, mb, s, d2, mb2, s2 = map(int, pair.groups()[:6])
-            parts, phase = (("F", d, mb, s), ("B", d2, mb2, s2)), pair[7]
-        else:
-            continue
-        phases.setdefault((e.tid, parts), {})[phase] = begin, end
-    if not phases:
-        return
-    lanes = sorted({tid for tid, _ in phases}, key=str)
-    ranks = {tid: Queue(rank) for rank, tid in enumerate(sorted(lanes, key=lambda t: int(t)))}
+    phases = _phases(events, faults)
+    lanes = sorted({tid for tid, _ in phases}, key=_natural)
+    ranks = {tid: Queue(rank) for rank, tid in enumerate(lanes)}
     numbers = _numbers(phases)
     split = {(d, mb, s) for _, parts in phases for k, d, mb, s in parts if k == "W"}
     for (tid, parts), found in phases.items():
@@ -203,20 +246,60 @@ def _phased(events: Sequence[Event]) -> Iterator[Block]:
             Action(Kind.I if kind == "B" and (d, mb, s) in split else Kind[kind], s, numbers[d, mb])
             for kind, d, mb, s in parts
         )
-        recv, send = found.get("recv"), found.get("send")
-        if "compute" in found:
-            begin, end = found["compute"]
-        elif recv and send:  # drawn as phases of its own
-            begin, end = recv[1], send[0]
-        else:
+        recv, work, send = (found.get(phase) for phase in ("recv", "compute", "send"))
+        if work is None and recv and send:  # drawn as phases of its own
+            work = recv[1], send[0]
+        if work is None or work[0] > work[1]:
+            text = "+".join(map(str, actions))
+            faults.append(f"lane {tid}: {text} has no slice of its computation")
             continue
         yield Block(
-            ranks[tid], actions, begin, end,
+            ranks[tid], actions, *work,
             recv[1] - recv[0] if recv else 0, send[1] - send[0] if send else 0,
         )  # fmt: skip
 
 
-def _numbers(phases: Mapping[tuple[int | str, tuple[_Part, ...]], Any]) -> dict:
+def _phases(events: Sequence[Event], faults: list[str]) -> _Phases:
+    """By lane and action, when its phases began and ended."""
+    slices, wrong = closed(events, lambda e: _parsed(e.name) is not None)
+    out: _Phases = {}
+    for e, begin, end in slices:
+        parts, phase = _parsed(e.name) or ((), "")
+        if not parts:
+            faults.append(f"lane {e.tid}: {e.name!r} has a number above the largest, {MAX_STAGE}")
+            continue
+        known = out.setdefault((e.tid, parts), {})
+        if phase in known:
+            faults.append(
+                f"lane {e.tid}: {e.name!r} stands twice, at {known[phase][0] / 1000:.12g} us and "
+                f"at {begin / 1000:.12g} us"
+            )
+        known[phase] = begin, end
+    faults += wrong
+    return out
+
+
+def _parsed(name: str) -> tuple[tuple[_Part, ...], str] | None:
+    """What a slice's name says, no parts where a number is too large; None for other names."""
+    one, pair = _ONE.fullmatch(name), _PAIR.fullmatch(name)
+    if one is None and pair is None:
+        return None
+    digits = one.groups()[1:4] if one else pair.groups()[:6] if pair else ()
+    numbers = [n for text in digits if (n := number_up_to(text, MAX_STAGE)) is not None]
+    phase = name.rpartition("_")[2]
+    if len(numbers) < len(digits):
+        return (), phase
+    kinds, threes = one[1] if one else "FB", zip(*[iter(numbers)] * 3, strict=True)
+    return tuple((kind, d, mb, s) for kind, (d, mb, s) in zip(kinds, threes, strict=True)), phase
+
+
+def _natural(lane: int | str) -> tuple[bool, int, str]:
+    """Sorts lanes by number where they have one."""
+    number = lane if isinstance(lane, int) else number_up_to(lane, MAX_STAGE)
+    return number is None, number or 0, str(lane)
+
+
+def _numbers(phases: _Phases) -> dict[tuple[int, int], int]:
     """The microbatch of each (direction, microbatch)."""
     seen = sorted({(d, mb) for _, parts in phases for _, d, mb, _ in parts})
     return {key: number for number, key in enumerate(seen)}
@@ -295,4 +378,5 @@ def _with_fused(costs: Costs, blocks: Sequence[Block]) -> Costs:
     if len(values) == 1:
         return replace(costs, FB=values.pop())
     whole = sum(float(x) for parts in single for x in parts)
-    return replace(costs, FB={"scale": sum(float(x) for x in (v for _, v in fused)) / whole})
+    total = sum(float(x) for _, x in fused)
+    return replace(costs, FB={"scale": total / whole} if whole else total / len(fused))
