@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import re
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from hocket.interop.traces.load import load_foreign
 from hocket.ir import Kind
 from hocket.lower import insert_communication, strip_communication
 from hocket.measured import Messages, clocks_of, readings
+from hocket.text import loads
 
 BASE = 1_790_857_026_000_000_000
 
@@ -105,7 +107,7 @@ def test_clocks_of_other_hosts_are_aligned_by_messages(p):
     want = {str(a): t for a, t in zip(map(str, _actions(truth)), truth.start, strict=True)}
     assert max(abs(found[a] - float(want[a])) for a in want) <= 2.0 * p
     assert (seen.delays[seen.graph.crosses] >= -1e-6).all()
-    assert run.notes[1].startswith("clocks aligned by messages: rank 1 -")
+    assert run.notes[1].startswith("clocks aligned by messages: host h1 -")
 
 
 def _actions(timeline):
@@ -260,3 +262,60 @@ def test_files_are_read_from_disk_compressed_or_not(predicted, tmp_path):
     assert Kind.I in found.schedule.kinds
     with pytest.raises(UsageError, match="there is no step 4; the traces have 0 to 0"):
         load_foreign(paths, step=4)
+
+
+# --- clocks that drift, or that nothing bounds ------------------------------------------------
+
+
+def test_a_clock_that_runs_400_ppm_fast_over_100_seconds_is_a_line():
+    truth = simulate(insert_communication(build("1f1b", p=2, m=8)), Costs(latency=2, unit="us"))
+    written = files(truth, steps=20, hosts=["a", "b"])
+    per_step = len(written[1]["traceEvents"]) // 20
+    for rank, one in enumerate(written):
+        for i, event in enumerate(e for e in one["traceEvents"] if e["ph"] == "X"):
+            ts = event["ts"] + 5e6 * (i // per_step)  # a step every 5 s
+            stop = ts + event["dur"]
+            if rank:
+                ts, stop = 5000 + ts * 1.0004, 5000 + stop * 1.0004
+            event["ts"], event["dur"] = ts, stop - ts
+    run = recording(traces(written))
+    for seen in run.timelines:
+        assert float(seen.makespan) == pytest.approx(float(truth.makespan), abs=3)
+        assert (seen.delays[seen.graph.crosses] >= -1e-3).all()
+    note = run.notes[1]
+    offset, rate = map(float, re.search(r"host b (\S+) us (\S+) ppm", note).groups())
+    assert offset == pytest.approx(-5000, abs=5)
+    assert rate == pytest.approx(-400, abs=0.3)
+    assert float(re.search(r"within (\S+) us", note)[1]) < 5
+
+
+def test_a_clock_that_jumps_has_a_line_of_its_own_before_and_after():
+    truth = simulate(insert_communication(build("1f1b", p=2, m=8)), Costs(latency=2, unit="us"))
+    written = files(truth, steps=4, hosts=["a", "b"])
+    own = [e for e in written[1]["traceEvents"] if e["ph"] == "X"]
+    for event in own[len(own) // 2 :]:
+        event["ts"] += 700_000
+    run = recording(traces(written))
+    assert "no line fits the whole recording: 2 parts of it have their own" in run.notes[1]
+    for seen in run.timelines:
+        assert float(seen.makespan) == pytest.approx(float(truth.makespan), abs=3)
+
+
+def test_forward_only_traces_of_two_hosts_claim_nothing_of_their_clocks():
+    s = insert_communication(gpipe_forward(2, 4))
+    truth = simulate(s, Costs(latency=2, unit="us"))
+    run = recording(traces(files(truth, ahead=[0, 5000], hosts=["a", "b"])))
+    assert "the ranks read one clock" not in run.notes
+    assert run.notes[1].startswith("nothing bounds the clock of host b: no messages go both ways")
+
+
+def gpipe_forward(p, m):
+    lines = [f"{r}: " + " ".join(f"{r}F{mb}" for mb in range(m)) for r in range(p)]
+    path = " ".join(map(str, range(p)))
+    return loads("\n".join(["# hocket 1", "name forward", f"path 0: {path}", *lines, ""]))
+
+
+def test_ranks_of_one_host_share_its_line():
+    truth = simulate(insert_communication(build("1f1b", p=4, m=8)), Costs(latency=2, unit="us"))
+    run = recording(traces(files(truth, ahead=[0, 0, 900, 900], hosts=["a", "a", "b", "b"])))
+    assert run.notes[1].startswith("clocks aligned by messages: host b -900.0 us (within ")

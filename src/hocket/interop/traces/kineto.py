@@ -22,6 +22,7 @@ from hocket.deps import CONSUMERS, PARTNER
 from hocket.errors import TextError, UsageError
 from hocket.interop.torch.csv import from_rows
 from hocket.interop.torch.text import Item, read_word
+from hocket.interop.traces.clocks import ONE, Line, lines_of
 from hocket.interop.traces.lanes import (
     LONGEST,
     Slice,
@@ -33,10 +34,8 @@ from hocket.interop.traces.lanes import (
 from hocket.ir import MAX_RANK, Array, Schedule, action_of, encode
 from hocket.lower import strip_communication
 from hocket.measured import (
-    Clocks,
     Messages,
     Readings,
-    clocks_of,
     messages_of,
     readings,
     timeline_of,
@@ -106,13 +105,12 @@ class RankTrace:
 
 @dataclass(frozen=True)
 class Recording:
-    """What the traces of one run say: a timeline a step, all on one clock, in us.
+    """What the traces of one run say: a timeline per step, all on one clock, in us.
 
     notes: what was found out on the way, for people.
     """
 
     timelines: tuple[Timeline, ...]
-    clocks: Clocks
     notes: tuple[str, ...]
 
     @property
@@ -158,11 +156,12 @@ def rank_trace(data: bytes, source: str = "<trace>") -> RankTrace:
         )
     except ValueError as error:
         raise TextError(source, [(1, str(error))]) from None
-    lanes = [host[i].tid for i, _, _ in known]
-    refuse(source, overlapping(
-        (Slice(f"thread {lane}", f"PP:{r.item} {r.role}".strip(), r.start - base, r.end - base)
-         for lane, r in zip(lanes, ranges, strict=True)), _ROUNDING,
-    ))  # fmt: skip
+    work = [
+        Slice(f"thread {host[i].tid}", f"PP:{r.item}", r.start - base, r.end - base)
+        for (i, item, role), r in zip(known, ranges, strict=True)
+        if item.is_compute and not role  # messages are posted and waited for beside it
+    ]
+    refuse(source, overlapping(work, _ROUNDING))
     rank = file.distributedInfo.rank if file.distributedInfo else None
     if rank is None and (found := _RANK_IN_NAME.search(Path(source).name)):
         rank = number_up_to(found[1], MAX_RANK)
@@ -341,14 +340,15 @@ def recording(traces: Sequence[RankTrace], name: str = "imported") -> Recording:
         notes.append("times of computation are those of the GPU")
     zero = min(r.start for trace in ordered for r in trace.ranges)
     raw = [_step([s[k] for s in steps], name, zero) for k in range(n)]
-    shared = len({trace.host for trace in ordered}) == 1 and bool(ordered[0].host)
-    parts = [messages_of(*one) for one in raw if one[0].has_communication]
-    clocks = clocks_of(len(ordered), _joined(parts), shared=shared and not uses_gpu)
-    notes.append(_clock_note(clocks))
+    lines, note = _clocks(ordered, raw, uses_gpu=uses_gpu)
+    notes.append(note)
     timelines = []
-    for schedule, start, end in raw:
+    for (schedule, start, end), line in zip(raw, lines, strict=True):
         rank = schedule.rank_of_queue[schedule.queue_of_slot[schedule.slot_of_action]]
-        start, end = start + clocks.offsets[rank], end + clocks.offsets[rank]
+        offset, rate = (
+            np.array([getattr(x, part) for x in line])[rank] for part in Line._fields[:2]
+        )
+        start, end = start + offset + rate * start, end + offset + rate * end
         if not all(r.work is not None for trace in ordered for r in trace.ranges):
             _wait_for_messages(schedule, start, end)
         end = until_received(schedule, start, end)
@@ -358,7 +358,7 @@ def recording(traces: Sequence[RankTrace], name: str = "imported") -> Recording:
         timelines.append(timeline_of(schedule, (start - zero) / 1e3, (end - zero) / 1e3))
     if not any(timeline.makespan for timeline in timelines):
         raise UsageError("the recording takes no time: all its ranges are empty")
-    return Recording(tuple(timelines), clocks, tuple(notes))
+    return Recording(tuple(timelines), tuple(notes))
 
 
 def _wait_for_messages(schedule: Schedule, start: Array, end: Array) -> None:
@@ -377,15 +377,60 @@ def _wait_for_messages(schedule: Schedule, start: Array, end: Array) -> None:
                 start[user] = min(max(start[user], end[i]), end[user])
 
 
-def _clock_note(clocks: Clocks) -> str:
-    if not clocks.offsets.any():
-        return "the ranks read one clock"
-    parts = []
-    for rank, (offset, width) in enumerate(zip(clocks.offsets, clocks.uncertainty, strict=True)):
-        if rank:
-            sure = "not bounded" if width is None else f"within {width / 1e3:.1f} us"
-            parts.append(f"rank {rank} {offset / 1e3:+.1f} us ({sure})")
-    return f"clocks aligned by messages: {', '.join(parts)}"
+def _clocks(
+    traces: Sequence[RankTrace], steps: Sequence[tuple[Schedule, Array, Array]], *, uses_gpu: bool
+) -> tuple[list[list[Line]], str]:
+    """The line of each rank's clock in each step, and what is known of the clocks, for people.
+
+    Ranks of one host read one clock, unless a message contradicts that.
+    """
+    parts = [messages_of(*one) if one[0].has_communication else _NO_MESSAGES for one in steps]
+    names = [f"host {t.host}" if t.host and not uses_gpu else f"rank {r}"
+             for r, t in enumerate(traces)]  # fmt: skip
+    hosts = list(dict.fromkeys(names))
+    clock = np.array([hosts.index(name) for name in names])
+    between = [_of_clocks(part, clock) for part in parts]
+    if any(early for _, early in between):
+        hosts, clock = [f"rank {r}" for r in range(len(traces))], np.arange(len(traces))
+        between = [_of_clocks(part, clock) for part in parts]
+    if len(hosts) == 1:
+        return [[ONE] * len(traces)] * len(steps), "the ranks read one clock"
+    lines = lines_of(len(hosts), [part for part, _ in between])
+    return [[line[c] for c in clock] for line in lines], _clock_note(hosts, lines)
+
+
+_NO_MESSAGES = Messages(*(np.zeros(0, dtype=t) for t in (int, int, float, float)))
+
+
+def _of_clocks(messages: Messages, clock: Array) -> tuple[Messages, bool]:
+    """The messages between clocks; whether one within a clock arrives before it was sent."""
+    senders, receivers = clock[messages.senders], clock[messages.receivers]
+    out = senders != receivers
+    early = bool((messages.received < messages.sent)[~out].any())
+    return Messages(senders[out], receivers[out], messages.sent[out], messages.received[out]), early
+
+
+def _clock_note(clocks: Sequence[str], lines: Sequence[Sequence[Line]]) -> str:
+    """How the clocks were aligned, and which nothing bounds."""
+    first = lines[0]
+    parts = [
+        f"{name} {line.offset / 1e3:+.1f} us"
+        + (f" {line.rate * 1e6:+.1f} ppm" if line.rate else "")
+        + f" (within {abs(line.within) / 1e3:.1f} us)"
+        for name, line in zip(clocks[1:], first[1:], strict=True)
+        if line.within is not None
+    ]
+    free = [n for k, n in enumerate(clocks) if any(line[k].within is None for line in lines)]
+    sentences = [f"clocks aligned by messages: {', '.join(parts)}"] if parts else []
+    windows = 1 + sum(a is not b for a, b in pairwise(lines))
+    if windows > 1:
+        sentences.append(f"no line fits the whole recording: {windows} parts of it have their own")
+    if free:
+        sentences.append(
+            f"nothing bounds the clock of {', '.join(free)}: no messages go both ways, so times "
+            f"between it and {clocks[0]}, the makespan among them, may be wrong by any amount"
+        )
+    return "; ".join(sentences)
 
 
 def _by_rank(traces: Sequence[RankTrace]) -> list[RankTrace]:
@@ -506,13 +551,6 @@ def _times(step: list[Range]) -> dict[int, tuple[int, int]]:
 def _code(item: Item) -> int:
     (action,) = item.actions
     return encode(int(action.kind), action.stage, action.mb)
-
-
-def _joined(parts: Sequence[Messages]) -> Messages:
-    if not parts:
-        none = np.zeros(0)
-        return Messages(none.astype(int), none.astype(int), none, none)
-    return Messages(*map(np.concatenate, zip(*parts, strict=True)))
 
 
 def _without_messages(schedule: Schedule, start: Array, end: Array) -> tuple:

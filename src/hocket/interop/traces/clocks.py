@@ -1,0 +1,122 @@
+"""Clocks of hosts that differ and drift: for each a line over time, from messages both ways.
+
+What is added to a clock at its time t is offset + rate t. A message bounds this line from one
+side: it did not arrive before it was sent. Of all lines between the bounds of both directions the
+one with the most room on both sides is taken; half of that room is what it may be wrong by.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from hocket.ir import Array
+from hocket.measured import Messages, no_time_travel
+
+FASTEST = 1e-3  # how much faster one clock runs than another at most; quartz is far below
+
+
+class Line(NamedTuple):
+    """What is added to a clock: offset + rate t, and by how much that may be wrong.
+
+    within: None where nothing bounds it, below 0 where no line fits all messages.
+    """
+
+    offset: float
+    rate: float
+    within: float | None
+
+    def at(self, times: Array) -> Array:
+        """What is added at these times of the clock."""
+        return self.offset + self.rate * times
+
+
+ONE = Line(0.0, 0.0, 0.0)  # the clock that the others are read by
+
+
+def lines_of(clocks: int, steps: Sequence[Messages]) -> list[list[Line]]:
+    """For each step the line of each clock.
+
+    The same for all steps where one line fits the messages of all, else for each half of them,
+    and so on.
+    """
+    lines = _lines(clocks, Messages(*map(np.concatenate, zip(*steps, strict=True))))
+    if len(steps) > 1 and any(line.within is not None and line.within < 0 for line in lines):
+        half = len(steps) // 2
+        return lines_of(clocks, steps[:half]) + lines_of(clocks, steps[half:])
+    return [lines] * len(steps)
+
+
+def _lines(clocks: int, messages: Messages) -> list[Line]:
+    """Clock by clock, the surest next: the line to a clock whose own line is known."""
+    lines: dict[int, Line] = {0: ONE}
+    known: dict[tuple[int, int], Line | None] = {}
+    while len(lines) < clocks:
+        for a in lines:
+            for b in set(range(clocks)) - lines.keys():
+                if (a, b) not in known:
+                    known[a, b] = _between(a, b, lines[a], messages)
+        sure = [
+            (abs(line.within), b, line)
+            for (_, b), line in known.items()
+            if line is not None and line.within is not None and b not in lines
+        ]
+        if not sure:
+            break
+        _, b, line = min(sure, key=lambda x: x[:2])
+        lines[b] = line
+    out = [lines.get(clock, Line(0.0, 0.0, None)) for clock in range(clocks)]
+    return _in_order(out, messages)
+
+
+def _in_order(lines: list[Line], messages: Messages) -> list[Line]:
+    """The lines, moved as little as needed so that no message arrives before it was sent."""
+    sent, received = (
+        times + np.array([line.offset for line in lines])[ends]
+        + np.array([line.rate for line in lines])[ends] * times
+        for times, ends in (
+            (messages.sent, messages.senders), (messages.received, messages.receivers)
+        )
+    )  # fmt: skip
+    moved = no_time_travel(
+        np.zeros(len(lines)), Messages(messages.senders, messages.receivers, sent, received)
+    )
+    return [line._replace(offset=line.offset + by) for line, by in zip(lines, moved, strict=True)]
+
+
+def _between(a: int, b: int, line: Line, messages: Messages) -> Line | None:
+    """The line of clock b, where that of a is known; None where messages go one way only."""
+    there = (messages.senders == a) & (messages.receivers == b)
+    back = (messages.senders == b) & (messages.receivers == a)
+    if not there.any() or not back.any():
+        return None
+    sent, received = messages.sent[there], messages.received[back]
+    low_at, high_at = messages.received[there], messages.sent[back]
+    low = sent + line.at(sent) - low_at
+    high = received + line.at(received) - high_at
+
+    def room(rate: float) -> tuple[float, float]:
+        """The highest offset below all upper bounds, the lowest above the others."""
+        return float((high - rate * high_at).min()), float((low - rate * low_at).max())
+
+    def width(rate: float) -> float:
+        above, below = room(rate)
+        return above - below
+
+    length = float(max(low_at.max(), high_at.max()) - min(low_at.min(), high_at.min()))
+    rate = 0.0
+    if abs(width(0.0)) < 2 * FASTEST * length or width(0.0) < 0:
+        rate = _widest(width)
+    above, below = room(rate)
+    return Line((above + below) / 2, rate, (above - below) / 2 + (line.within or 0.0))
+
+
+def _widest(width: Callable[[float], float]) -> float:
+    """The rate with the most room; the room is concave in it."""
+    low, high = -FASTEST, FASTEST
+    for _ in range(60):
+        a, b = low + (high - low) / 3, high - (high - low) / 3
+        low, high = (a, high) if width(a) < width(b) else (low, b)
+    return (low + high) / 2
