@@ -8,7 +8,7 @@ import hocket
 request = hocket.Request(
     p=4,
     m=8,
-    costs=hocket.Costs(F=10, I=12, W=7, latency=1),
+    costs=hocket.Costs(F=10, I=12, W=7, latency=1, per="rank"),
     in_flight=4,  # no rank may hold more than the activations of four microbatches, as in 1F1B
     rounds=1,  # of the search; the default searches for 20 seconds
 )

@@ -61,7 +61,7 @@ def times_of(timeline):
 
 
 def toml(costs):
-    """The text of a costs file; a fraction is written as the float next to it."""
+    """The text of a costs file, per stage; a fraction is written as the float next to it."""
 
     def text(value):
         if isinstance(value, dict):
@@ -70,7 +70,8 @@ def toml(costs):
             return "[" + ", ".join(map(text, value)) + "]"
         return json.dumps(float(value) if isinstance(value, Fraction) else value)
 
-    return "".join(f"{name} = {text(value)}\n" for name, value in costs.items())
+    lines = {"per": "stage"} | costs
+    return "".join(f"{name} = {text(value)}\n" for name, value in lines.items())
 
 
 def command(*words):
