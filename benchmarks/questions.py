@@ -24,7 +24,8 @@ import numpy as np
 
 from hocket import Costs, Schedule, build, load_costs, simulate
 from hocket.costs import CostTable, split
-from hocket.graph import graph, longest_path, runs
+from hocket.engine import longest_path
+from hocket.graph import graph, runs
 from hocket.ir import Kind, Line, encode, looped
 from hocket.lower.phases import ORDERS, pair
 from hocket.pattern import alternate, cut, join, lay

@@ -51,7 +51,7 @@ def one(name: str, p: int, m: int, lowered: bool) -> dict:
     import floor
     import numpy as np
 
-    from hocket import build, check, loops, simulate
+    from hocket import build, check, compiled, simulate
     from hocket.formats import write_trace
     from hocket.lower import insert_communication
 
@@ -60,7 +60,7 @@ def one(name: str, p: int, m: int, lowered: bool) -> dict:
     n_runs = 4 if p >= 256 else 100
     best = dict.fromkeys(STAGES, float("inf")) | {"simulate alone": float("inf")}
     first, peak = {}, 0
-    with loops.forced(True), tempfile.TemporaryDirectory() as folder:
+    with compiled.forced(True), tempfile.TemporaryDirectory() as folder:
         for i in range(n_runs):
             seconds = {}
             seconds["generate"], s = clocked(lambda: build(name, p=p, m=m, v=v))
@@ -130,21 +130,38 @@ def cold() -> dict:
     return {"command": min(whole), "build_check_simulate": min(part)}
 
 
+def small() -> dict:
+    """Name to metrics of 1f1b at (8, 64): CPU ms of plain code, and times those of compiled."""
+    from hocket import build, check, compiled, simulate
+
+    def whole():
+        s = build("1f1b", p=8, m=64)
+        assert check(s).ok
+        metrics(simulate(s))
+
+    out = []
+    for how in (False, True):
+        with compiled.forced(how):
+            whole()
+            out.append(min(clocked(whole)[0] for _ in range(200)))
+    return {"plain_ms": 1e3 * out[0], "of_compiled": out[0] / out[1]}
+
+
 def many() -> dict:
     """Samples and orders a second."""
     from functools import partial
 
     import numpy as np
 
-    from hocket import Costs, build, loops
+    from hocket import Costs, build, compiled
     from hocket.graph import graph
     from hocket.search.problem import FULL, SPLIT, problem
     from hocket.search.search import Arena
-    from hocket.simulator.samples import simulate_jitter
+    from hocket.simulator.samples import replay_samples, simulate_jitter
 
     s = build("1f1b", p=64, m=512)
     out = {}
-    with loops.forced(True):
+    with compiled.forced(True):
         g = graph(s)
         simulate_jitter(s, samples=8)
         out["jitter_1000"] = min(
@@ -154,7 +171,7 @@ def many() -> dict:
             end = np.ones((g.n_nodes, k))
             order = (g.sequence, g.heads, g.need_starts, g.needs, np.zeros((1, k)))
             best = min(
-                clocked(loops.run, loops.replay_samples, end.size, order, (np.zeros(k), end))[0]
+                clocked(compiled.run, replay_samples, end.size, order, (np.zeros(k), end))[0]
                 for _ in range(20)
             )
             out[f"replay_{k}"] = end.size / best
@@ -202,13 +219,13 @@ def counts() -> dict:
     """Sizes of what the loops go over: the same on every machine."""
     from unittest import mock
 
-    from hocket import build, check, loops, simulate
+    from hocket import build, check, compiled, simulate
     from hocket.graph import edges, graph
     from hocket.lower import insert_communication
 
     out = {}
     for name, v in SCHEDULES.items():
-        with mock.patch.object(loops, "run", wraps=loops.run) as ran:
+        with mock.patch.object(compiled, "run", wraps=compiled.run) as ran:
             s = build(name, p=8, m=32, v=v)
             assert check(s).ok
             metrics(simulate(s))
@@ -291,6 +308,12 @@ def run(*, sizes: list[tuple[int, int]], torch: bool = True) -> dict:
     print(
         "\ncold, no numba: " + ", ".join(f"{k} {1e3 * x:.1f} ms" for k, x in result["cold"].items())
     )
+    result["small"] = in_process("--small")
+    print(
+        "small, no numba: {plain_ms:.2f} ms, {of_compiled:.1f} times compiled".format(
+            **result["small"]
+        )
+    )
     result["many"] = in_process("--many")
     rates = ", ".join(f"{k} {x:,.0f}" for k, x in result["many"].items() if x > 10)
     jitter = result["many"]["jitter_1000"]
@@ -309,6 +332,7 @@ def main() -> None:
     parser.add_argument("--counts", action="store_true", help="counts of work, compared with CI's")
     parser.add_argument("--one", nargs=4, help=argparse.SUPPRESS)
     parser.add_argument("--torch", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--small", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--many", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -316,6 +340,8 @@ def main() -> None:
         print(json.dumps(one(name, int(p), int(m), bool(lowered))))
     elif args.torch:
         print(json.dumps(torch_peer(args.torch[0], int(args.torch[1]), int(args.torch[2]))))
+    elif args.small:
+        print(json.dumps(small()))
     elif args.many:
         print(json.dumps(many()))
     elif args.counts:

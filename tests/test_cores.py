@@ -13,7 +13,7 @@ from hocket.costs import costs_from, costs_toml
 from hocket.errors import CostError
 from hocket.explanation import explain
 from hocket.lower import insert_communication
-from hocket.measured import readings
+from hocket.measured.readings import readings
 from hocket.search.bounds import lower_bounds
 from hocket.simulator.contention import simulate_shared
 from hocket.simulator.samples import simulate_jitter, simulate_samples

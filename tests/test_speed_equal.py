@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from hocket import Costs, build, check, loads, simulate
-from hocket import loops as hocket_loops
+from hocket import compiled as chooser
 from hocket.costs import Bytes, CostTable
+from hocket.engine import longest_path
 from hocket.errors import CostError, UsageError
 from hocket.formats import write_trace
-from hocket.graph import graph, longest_path
+from hocket.graph import graph
 from hocket.ir import Schedule
 from hocket.lower import insert_communication
 from hocket.schedules import entries
@@ -26,16 +27,16 @@ NAMES = [e.name for e in entries()]
 # those that search for their order take too long to be made a thousand times
 QUICK = [n for n in NAMES if n not in {"v-1f1b", "v-auto", "v-half", "v-min", "zb-auto"}]
 needs_numba = pytest.mark.skipif(
-    not hocket_loops.is_compiled(), reason="numba is not installed: nothing to compare with"
+    not chooser.is_compiled(), reason="numba is not installed: nothing to compare with"
 )
 
 
 def plain():
-    return hocket_loops.forced(False)
+    return chooser.forced(False)
 
 
 def compiled():
-    return hocket_loops.forced(True)
+    return chooser.forced(True)
 
 
 def a_schedule(rnd, names=QUICK, p=(1, 4), m=(1, 8)):
@@ -172,13 +173,32 @@ def test_one_pass_without_a_graph_gives_what_the_graph_gives(context):
             times = longest_path(g, work, table.delays(g.source, g.crosses))
             assert (t.slot_start - t.before).tolist() == times.start.tolist()
             assert (t.slot_end + t.after).tolist() == times.end.tolist()
-            assert replace(t, until=None).ranks == t.ranks
+            assert replace(t, held=None).ranks == t.ranks
 
 
 def test_a_timeline_goes_to_another_process_and_can_still_be_asked_for_its_graph():
     t = simulate(build("zb-h1", p=3, m=4), Costs(latency=1))
     there = pickle.loads(pickle.dumps(t))
     assert (there.ranks, there.critical_path()) == (t.ranks, t.critical_path())
+
+
+@pytest.mark.parametrize(
+    ("name", "p", "m", "parts"),
+    [("gems", 64, 64, "all"), ("1f1b", 3, 1, "all"), ("1f1b", 3, 1, "F"), ("zb-v", 4, 8, "all")],
+)
+def test_times_that_integers_cannot_hold_are_floats_and_never_wrap(name, p, m, parts):
+    s = build(name, p=p, m=m)
+    for power in range(50, 63):
+        cost = int(2**power / 1.0001)
+        many = (cost, cost) if parts == "all" else None
+        some = dict.fromkeys(("I", "W", "B", "latency"), cost) if parts == "all" else {}
+        ones = {key: 1 for key in some}
+        t = simulate(s, Costs(F=cost, p2p_overhead=many, **some))
+        one = simulate(s, Costs(F=1, p2p_overhead=many and (1, 1), **ones))
+        if parts == "all":
+            assert t.makespan == pytest.approx(one.makespan * cost, rel=1e-12)
+        for rank in t.ranks:
+            assert min(rank.busy, rank.idle, rank.transfer, *rank.waits.values()) >= 0
 
 
 def test_a_slot_whose_parts_need_each_other_starts_when_what_it_needs_from_outside_is_there():
@@ -257,6 +277,26 @@ def test_small_schedules_never_load_numba():
     )
 
 
+SESSION = """
+from hocket import build, check, compiled, simulate
+def session(n, p, m):
+    for i in range(n):
+        s = build("1f1b", p=p, m=m)
+        assert check(s).ok
+        assert simulate(s).ranks
+"""
+
+
+def test_200_small_calls_never_load_numba():
+    assert not _loads_numba(SESSION + "session(200, 8, 64)")
+
+
+@needs_numba
+def test_calls_of_middle_size_load_numba_in_a_long_session_only():
+    assert not _loads_numba(SESSION + "session(4, 16, 256)")
+    assert _loads_numba(SESSION + "compiled.LONG = 10 * 8192\nsession(4, 16, 256)")
+
+
 @needs_numba
 def test_large_schedules_load_numba_once_it_pays():
     assert _loads_numba("import hocket\nhocket.check(hocket.build('1f1b', p=64, m=1024))")
@@ -265,9 +305,9 @@ def test_large_schedules_load_numba_once_it_pays():
 def test_without_numba_all_runs_plain():
     code = (
         "import sys; sys.modules['numba'] = None\n"
-        "from hocket import build, check, loops, simulate\n"
+        "from hocket import build, check, compiled, simulate\n"
         "s = build('1f1b', p=64, m=1024)\nassert check(s).ok\n"
-        "assert simulate(s).makespan == 3 * (1024 + 63)\nassert not loops.is_compiled()"
+        "assert simulate(s).makespan == 3 * (1024 + 63)\nassert not compiled.is_compiled()"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 

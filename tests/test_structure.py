@@ -11,10 +11,11 @@ from common import tree
 SRC = Path(hocket.__file__).parent
 # Each room may import those before it, never one after it. One name per floor: no knot is hidden.
 LAYERS = [
-    "errors", "limits", "words", "files", "tables", "codes", "loops", "deps", "ir", "pattern",
-    "costs", "graph", "timeline", "text", "lower", "checker", "simulator", "measured", "search",
-    "schedules", "recognise", "explanation", "render", "report", "comparison", "trace", "page",
-    "interop", "formats", "planner", "runtime", "demo", "train", "cli", "__init__", "__main__",
+    "errors", "limits", "words", "files", "tables", "codes", "compiled", "deps", "ir", "pattern",
+    "costs", "graph", "engine", "timeline", "text", "lower", "checker", "simulator", "measured",
+    "search", "schedules", "recognise", "explanation", "render", "report", "comparison", "trace",
+    "page", "interop", "formats", "planner", "runtime", "demo", "train", "cli", "__init__",
+    "__main__",
 ]  # fmt: skip
 
 

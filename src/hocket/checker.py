@@ -8,8 +8,11 @@ from typing import NoReturn
 
 import numpy as np
 
-from hocket import loops
+from hocket import compiled
+from hocket.codes import kinds_of, mbs_of, stages_of
+from hocket.compiled import ROOM
 from hocket.deps import FULL, IS_MESSAGE, IS_WORK, NEEDS, PARTNER, ROWS, SPLIT, WORK, Kind
+from hocket.engine import walk
 from hocket.errors import Code, Problem, ScheduleError, UsageError
 from hocket.graph import (
     Graph,
@@ -17,9 +20,7 @@ from hocket.graph import (
     assemble,
     cycles,
     graph,
-    inside,
     message_pairs,
-    walk,
 )
 from hocket.ir import Array, Schedule, action_of
 from hocket.lower import insert_communication
@@ -260,21 +261,35 @@ def _is_whole(schedule: Schedule) -> bool:
     The sets of kinds that a pair may not have are those that `_absences` finds a fault in.
     """
     placement, n = schedule.placement, len(schedule.codes)
+    fast = compiled.choose(tally, n)
+    if fast is None:
+        return _is_whole_by_index(schedule)
     n_sets = 1 << len(Kind)
     seen = np.zeros(placement.n_stages * placement.m, dtype=np.min_scalar_type(n_sets - 1))
-    n_odd = loops.run(
-        loops.tally, n,
-        (
-            schedule.codes, schedule.slots, schedule.starts, schedule.home.ravel(),
-            placement.path_by_mb, placement.lengths, placement.n_stages,
-        ),
-        (seen,),
+    n_odd = fast(
+        schedule.codes, schedule.slots, schedule.starts, schedule.home.ravel(),
+        placement.path_by_mb, placement.lengths, placement.n_stages, seen,
     )  # fmt: skip
     found = np.zeros(n_sets, dtype=bool)
-    loops.run(loops.census, n, (seen, placement.lengths, placement.n_stages), (found,))
+    compiled.run(census, n, (seen, placement.lengths, placement.n_stages), (found,))
     sets = np.flatnonzero(found)
     there = {kind: sets >> kind & 1 > 0 for kind in WORK}
     return not n_odd and not any(one[0].any() for one in _absences(schedule, there))
+
+
+def _is_whole_by_index(schedule: Schedule) -> bool:
+    """The same, by whole arrays."""
+    index, queues = Index(schedule), schedule.queue_of_slot[schedule.slot_of_action]
+    if not index.known.all():
+        return False
+    paths = schedule.placement.path_by_mb[index.mbs]
+    stages, mbs = _all_pairs(schedule)
+    there = {kind: index.find(kind, stages, mbs) < index.n for kind in WORK}
+    return (
+        np.array_equal(schedule.home[paths, index.stages], queues)
+        and sum(map(np.count_nonzero, there.values())) == index.n
+        and not any(one[0].any() for one in _absences(schedule, there))
+    )
 
 
 def _all_pairs(schedule: Schedule) -> tuple[Array, Array]:
@@ -372,7 +387,7 @@ def _own_order(schedule: Schedule, index: Index) -> list[Problem]:
     out: list[Problem] = []
     slot = schedule.slot_of_action
     queue = schedule.queue_of_slot[slot]
-    known = inside(index)
+    known = index.known
     for kind, needs in NEEDS.items():
         positions = np.flatnonzero((index.kinds == kind) & known)
         for need in needs if len(positions) else ():
@@ -534,3 +549,34 @@ TRANSPORTS: dict[str, tuple[Finder, ...]] = {
     "ordered": (_crossed,),
     "rendezvous": (_crossed, _unmet),
 }
+
+
+# --- loops, plain or compiled ------------------------------------------------------------------
+
+
+def tally(codes, slots, starts, home, path_of, lengths, n_stages, seen):
+    """Marks every action in `seen[stage, mb]`, a bit for each kind; returns how many are odd.
+
+    Odd: of no stage or microbatch, on a queue that is not `home[path, stage]`, or doubled.
+    """
+    m, n_odd = len(path_of), 0
+    for q in range(len(starts) - 1):
+        for a in range(slots[starts[q]], slots[starts[q + 1]]):
+            code = codes[a]
+            kind, stage, mb = kinds_of(code), stages_of(code), mbs_of(code) & ROOM
+            if mb >= m or stage >= lengths[mb] or home[path_of[mb] * n_stages + stage] != q:
+                n_odd += 1
+                continue
+            cell = stage * m + mb
+            n_odd += seen[cell] >> kind & 1
+            seen[cell] |= 1 << kind
+    return n_odd
+
+
+def census(seen, lengths, n_stages, found):
+    """Marks in `found` which sets of kinds the (stage, microbatch) pairs have."""
+    m = len(lengths)
+    for stage in range(n_stages):
+        for mb in range(m):
+            if stage < lengths[mb]:
+                found[seen[stage * m + mb]] = True

@@ -1,4 +1,4 @@
-"""The schedule as a graph of integer arrays, and the longest path through it.
+"""The schedule as a graph of integer arrays.
 
 Built from the table in `deps.py`, never from a rule of its own.
 """
@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from typing import NamedTuple
 
 import numpy as np
 
-from hocket import loops
-from hocket.deps import IS_MESSAGE, IS_RECEIVE, NEEDS, PARTNER, SENDS, WORK, Need
-from hocket.ir import Array, Kind, Schedule, encode, kinds_of, mbs_of, stages_of
+from hocket import compiled
+from hocket.deps import IS_MESSAGE, IS_RECEIVE, NEEDS, PARTNER, SENDS, Need
+from hocket.ir import Array, Kind, Schedule, kinds_of, mbs_of, offsets, stages_of
 
 _NONE = np.empty(0, dtype=np.int32)
 
@@ -32,27 +32,18 @@ class Index:
         self.lengths = placement.lengths
         self.slices = placement.slices
         self.n_stages, self.m = placement.n_stages, placement.m
-        self.table = np.empty(len(Kind) * self.n_stages * self.m, dtype=np.int32)
-        self.counts = np.zeros(len(Kind), dtype=np.int64)
-        loops.run(
-            loops.locate, self.n, (schedule.codes, self.lengths, self.n_stages, self.n),
-            (self.table, self.counts),
-        )  # fmt: skip
-
-    @cached_property
-    def kinds(self) -> Array:
-        """The kind of each action."""
-        return kinds_of(self.schedule.codes)
-
-    @cached_property
-    def stages(self) -> Array:
-        """The stage of each action."""
-        return stages_of(self.schedule.codes)
-
-    @cached_property
-    def mbs(self) -> Array:
-        """The microbatch of each action."""
-        return mbs_of(self.schedule.codes)
+        self.kinds, self.stages = kinds_of(schedule.codes), stages_of(schedule.codes)
+        self.mbs = mbs_of(schedule.codes)
+        cells = self.n_stages * self.m
+        known = self.mbs < self.m
+        known[known] = self.stages[known] < self.lengths[self.mbs[known]]
+        self.known, at = known, np.flatnonzero(known)
+        kinds = self.kinds[at]
+        self.counts = np.bincount(kinds, minlength=len(Kind))
+        self.table = np.empty(len(Kind) * cells, dtype=np.int32)
+        for kind in np.flatnonzero(self.counts).tolist():
+            self.table[kind * cells : (kind + 1) * cells] = self.n
+        self.table[kinds * cells + self.stages[at] * self.m + self.mbs[at]] = at
 
     def find(self, kind: Kind, stages: Array, mbs: Array) -> Array:
         """Positions of (kind, stage, mb); stages must lie on the microbatches' paths."""
@@ -61,9 +52,17 @@ class Index:
         row = int(kind) * self.n_stages * self.m
         return self.table[row + stages * self.m + mbs]
 
+    def positions(self, kind: Kind) -> Array:
+        """Where the actions of a kind stand, without those of no stage or microbatch."""
+        if not self.counts[kind]:
+            return _NONE
+        return np.flatnonzero((self.kinds == kind) & self.known)
+
     def sources(self, need: Need, positions: Array) -> tuple[Array, Array]:
         """Which of `positions` have this need at all, and what satisfies it (`n`: nothing)."""
         offset = need.sources[-1][1]
+        if need.step and self.slices == 1:
+            return _NONE, _NONE
         wanted = self.stages[positions] + offset
         exists = (wanted >= 0) & (wanted < self.lengths[self.mbs[positions]])
         if need.step:
@@ -79,85 +78,34 @@ class Index:
         return having, found
 
 
-class _Rules(NamedTuple):
+class Rules(NamedTuple):
     """`deps.NEEDS` as arrays, for the loops.
 
     Needs `need_of_kind[k]:need_of_kind[k + 1]` are those of kind k; need i exists where the stage
-    at `offset_of[i]` does, in the slice at `step_of[i]`, and is met by the first of the sources
-    `source_of[i]:source_of[i + 1]`; source s stands in the index's table `source_cells[s]` cells
-    behind the place of an F of the action's own stage and microbatch.
+    at `offset[i]` does, in the slice at `step[i]`, and is met by the first of the sources
+    `source_of[i]:source_of[i + 1]` that the order contains. Source s is of `kind[s]`, `shift[s]`
+    stages on.
     """
 
     need_of_kind: Array
-    offset_of: Array
-    step_of: Array
+    offset: Array
+    step: Array
     source_of: Array
-    source_cells: Array
+    kind: Array
+    shift: Array
 
 
-def _rules(index: Index) -> _Rules:
-    """The needs that can exist in this order, with the sources that stand in it."""
-    need_of_kind, offsets, steps, source_of, cells = [0], [], [], [0], []
-    for kind in Kind:
-        for need in NEEDS[kind]:
-            if need.step and index.slices == 1:
-                continue
-            offsets.append(need.sources[-1][1])
-            steps.append(need.step)
-            cells += [
-                (int(k) * index.n_stages + shift) * index.m + need.step
-                for k, shift in need.sources
-                if index.counts[k]
-            ]
-            source_of.append(len(cells))
-        need_of_kind.append(len(offsets))
-    columns = (need_of_kind, offsets, steps, source_of, cells)
-    return _Rules(*(np.array(column, dtype=np.int64) for column in columns))
-
-
-class _Rows(NamedTuple):
-    """`deps.NEEDS` of computations as arrays, for the loop that goes by times.
-
-    The ends of all actions stand in `n_rows` rows of `[stage + 2, microbatch]`, before and behind
-    the stages one that never runs: kinds that stand in for each other share a row. Kind k writes
-    at `row_of[k]` (below 0: nobody waits for it); its needs are `n_needs * k` to
-    `n_needs * (k + 1)`, the last one repeated. Need i stands at `place_of[i]`, its stage at
-    `offset_of[i]`; one of the kinds that meet it is `kind_of[i]`.
-    """
-
-    n_rows: int
-    n_needs: int
-    offset_of: Array
-    place_of: Array
-    row_of: Array
-    kind_of: Array
-
-
-@lru_cache(maxsize=64)
-def _rows(n_stages: int, m: int) -> _Rows:
-    # Messages never come here: they have the needs of some computation.
-    table = [NEEDS[kind if kind in WORK else WORK[0]] for kind in Kind]
-    needs = [[need for need in row if not need.step] for row in table]
-    n_needs = max(map(len, needs))
-    flat = [need for some in needs for need in some + some[-1:] * (n_needs - len(some))]
-    rows: list[set[Kind]] = []
-    for need in flat:
-        alike = {kind for kind, _ in need.sources if kind in WORK}
-        joined = [row for row in rows if row & alike]
-        rows = [row for row in rows if not row & alike] + [alike.union(*joined)]
-    size = (n_stages + 2) * m
-    row_of = [next((i * size + m for i, row in enumerate(rows) if k in row), -1) for k in Kind]
-    kinds, offsets = zip(*(need.sources[-1] for need in flat), strict=True)
-    place_of = [row_of[k] + offset * m for k, offset in zip(kinds, offsets, strict=True)]
-    columns = (np.array(column, np.int64) for column in (offsets, place_of, row_of, kinds))
-    return _Rows(len(rows), n_needs, *columns)
-
-
-class Missing(NamedTuple):
-    """A need that nothing in the order satisfies."""
-
-    action: int
-    need: Need
+@cache
+def rules(*, sliced: bool) -> Rules:
+    """The needs that can exist in an order, with slices or without."""
+    table = [[n for n in NEEDS[kind] if sliced or not n.step] for kind in Kind]
+    needs = [need for row in table for need in row]
+    kinds, shifts = zip(*(source for need in needs for source in need.sources), strict=True)
+    columns = (
+        offsets([*map(len, table)]), [n.sources[-1][1] for n in needs], [n.step for n in needs],
+        offsets([len(n.sources) for n in needs]), kinds, shifts,
+    )  # fmt: skip
+    return Rules(*(np.array(column, dtype=np.int64) for column in columns))
 
 
 class _Nodes(NamedTuple):
@@ -226,20 +174,11 @@ class Graph:
         first = self.nodes.first[:-1]
         return self.nodes.visit[first] if len(self.nodes.visit) else first
 
-    @cached_property
-    def missing(self) -> tuple[Missing, ...]:
-        """The needs that nothing in the order satisfies."""
-        if not self.n_open:
-            return ()
-        index = Index(self.schedule)
-        out = []
-        for kind, needs in NEEDS.items():
-            positions = np.flatnonzero((index.kinds == kind) & inside(index))
-            for need in needs:
-                if not need.step or index.slices > 1:
-                    having, found = index.sources(need, positions)
-                    out += [Missing(int(a), need) for a in having[found == index.n]]
-        return tuple(out)
+    def by_node(self, values: Array) -> Array:
+        """Of values by slot, `[slot]`, those of the slot of each node, `[node]`."""
+        if not self.schedule.has_communication:
+            return values
+        return values[self.schedule.slot_of_action[self.first_action]]
 
     def edges_of(self, node: int) -> range:
         """The edges that a node waits for."""
@@ -253,14 +192,21 @@ class Graph:
         return heads
 
     @cached_property
+    def receives(self) -> Array:
+        """Which nodes are a RECV, `[node]`; empty where no messages stand in the order."""
+        if not self.schedule.has_communication:
+            return np.zeros(0, dtype=bool)
+        return IS_RECEIVE[kinds_of(self.schedule.codes[self.first_action])]
+
+    @cached_property
     def _order(self) -> tuple[Array, Array]:
         """An order in which the nodes can run, and the next node of each chain that stops."""
         n = self.n_nodes
         cursor = self.chains[:-1].copy()
         sequence = np.empty(n, dtype=np.int32)
         n_chains = len(cursor)
-        n_done = loops.run(
-            loops.topological, n, (self.chains, self.need_starts, self.needs),
+        n_done = compiled.run(
+            topological, n, (self.chains, self.need_starts, self.needs),
             (
                 np.zeros(n, dtype=bool), np.full(n, -1, dtype=np.int32),
                 np.full(n_chains, -1, dtype=np.int32), np.arange(n_chains), cursor, sequence,
@@ -279,13 +225,6 @@ class Graph:
         return self._order[1].tolist()
 
 
-def inside(index: Index) -> Array:
-    """Which actions are of a stage and a microbatch that exist, `[action]`."""
-    known = index.mbs < index.m
-    known[known] &= index.stages[known] < index.lengths[index.mbs[known]]
-    return known
-
-
 def graph(schedule: Schedule, *, blocking: bool = False, index: Index | None = None) -> Graph:
     """The dependency graph of a schedule, made once.
 
@@ -301,37 +240,76 @@ def graph(schedule: Schedule, *, blocking: bool = False, index: Index | None = N
 
 def edges(schedule: Schedule) -> tuple[Array, Array]:
     """All (source, target) pairs of actions that the table of needs asks for."""
-    return all_edges(schedule)[:2]
-
-
-def all_edges(schedule: Schedule) -> tuple[Array, Array, Array]:
-    """The same, by the target's slot; and where the pairs of each slot start, `[slot + 1]`."""
     g = _linked(Index(schedule), _nodes_of_slots(schedule), keep=True)
-    return g.source, g.target, g.need_starts
+    return g.source, g.target
 
 
 def _linked(index: Index, nodes: _Nodes, *, keep: bool) -> Graph:
     """The graph over these nodes; with `keep` also the edges that the chains imply."""
-    schedule, rules = index.schedule, _rules(index)
-    most = int(index.counts @ np.diff(rules.need_of_kind)) + len(nodes.posts)
+    schedule, n, ranks = index.schedule, index.n, _ranks(index.schedule, nodes)
+    fast = compiled.choose(link, n)
+    if fast is None:
+        return _joined(index, nodes, ranks, keep=keep)
+    asked = rules(sliced=index.slices > 1)
+    most = int(index.counts @ np.diff(asked.need_of_kind)) + len(nodes.posts)
     single = not len(nodes.of_action)
     need_starts = np.zeros(len(nodes.first), dtype=np.int32)
     needs, crosses = np.empty(most, dtype=np.int32), np.empty(most, dtype=bool)
     source = needs if single else np.empty(most, dtype=np.int32)
     target = _NONE if single else np.empty(most, dtype=np.int32)
-    n_edges, n_open, n_late = loops.run(
-        loops.link, index.n,
-        (
-            schedule.codes, nodes.first, nodes.visit, nodes.of_action, nodes.chains,
-            _ranks(schedule, nodes), nodes.posts, index.lengths, index.slices,
-            index.table, index.n, keep, *rules,
-        ),
-        (need_starts, needs, source, target, crosses),
+    there = index.counts[asked.kind] > 0
+    per_source = np.repeat(asked.step, np.diff(asked.source_of))
+    cells = (asked.kind * index.n_stages + asked.shift) * index.m + per_source
+    n_edges, n_open, n_late = fast(
+        schedule.codes, nodes.first, nodes.visit, nodes.of_action, nodes.chains, ranks,
+        nodes.posts, index.lengths, index.slices, index.table, n, keep, *asked[:3],
+        offsets(there)[asked.source_of], cells[there], need_starts, needs, source, target, crosses,
     )  # fmt: skip
     return Graph(
         schedule=schedule, nodes=nodes, need_starts=need_starts, needs=needs[:n_edges],
         source=source[:n_edges], targets=target[:n_edges], crosses=crosses[:n_edges],
         n_open=n_open, n_late=n_late,
+    )  # fmt: skip
+
+
+def _joined(index: Index, nodes: _Nodes, ranks: Array, *, keep: bool) -> Graph:
+    """What `link` makes, of whole arrays: each need of a kind by itself, then sorted by node."""
+    places = {kind: index.positions(kind) for kind in Kind if index.counts[kind]}
+    asked = [index.sources(need, at) for kind, at in places.items() for need in NEEDS[kind]]
+    target, source = (np.concatenate(side) for side in zip((_NONE, _NONE), *asked, strict=True))
+    met = source < index.n
+    posted = np.flatnonzero(nodes.posts >= 0)
+    behind = (
+        nodes.visit[nodes.first[len(ranks) - len(nodes.posts) + posted]] if len(posted) else _NONE
+    )
+    edges = (
+        np.append(source[met], nodes.posts[posted]), np.append(target[met], behind),
+    )  # fmt: skip
+    n_open = len(met) - int(np.count_nonzero(met))
+    return _sorted(index.schedule, nodes, ranks, edges, keep=keep, n_open=n_open)
+
+
+def _sorted(
+    schedule: Schedule, nodes: _Nodes, ranks: Array, edges: tuple[Array, Array], *, keep: bool,
+    n_open: int = 0,
+) -> Graph:  # fmt: skip
+    """The graph of these edges, (source, target), by node; with `keep` also what chains imply."""
+    source, target = edges
+    own = nodes.of_action if len(nodes.of_action) else np.arange(len(ranks), dtype=np.int32)
+    chain = np.repeat(np.arange(len(nodes.chains) - 1), np.diff(nodes.chains))
+    to, of = own[target], own[source]
+    alone, behind = chain[to] != chain[of], of > to
+    n_late = int(np.count_nonzero(behind & ~alone))
+    place = target if not len(nodes.visit) else np.argsort(nodes.visit)[target]
+    order = np.argsort(place, kind="stable")
+    if not keep:
+        order = order[(alone | behind)[order]]
+    to, of = to[order], of[order]
+    return Graph(
+        schedule=schedule, nodes=nodes,
+        need_starts=offsets(np.bincount(to, minlength=len(ranks))).astype(np.int32), needs=of,
+        source=source[order].astype(np.int32), targets=target[order].astype(np.int32),
+        crosses=ranks[to] != ranks[of], n_open=n_open, n_late=n_late,
     )  # fmt: skip
 
 
@@ -379,114 +357,9 @@ def _nodes(schedule: Schedule, index: Index, blocking: bool) -> _Nodes:
 
 
 def assemble(schedule: Schedule, sources: Array, targets: Array) -> Graph:
-    """The graph of these edges over the slots, sorted by node, without those a queue implies."""
+    """The graph of these edges over the slots, without those that a queue implies."""
     nodes = _nodes_of_slots(schedule)
-    node_of_action, n_nodes = schedule.slot_of_action, schedule.n_slots
-    from_node, to_node = node_of_action[sources], node_of_action[targets]
-    queue = schedule.queue_of_slot
-    kept = (queue[from_node] != queue[to_node]) | (from_node > to_node)
-    kept = np.flatnonzero(kept)[np.argsort(to_node[kept], kind="stable")]
-    need_starts = np.zeros(n_nodes + 1, dtype=np.int32)
-    np.cumsum(np.bincount(to_node[kept], minlength=n_nodes), out=need_starts[1:])
-    sources, targets = sources[kept], targets[kept]
-    rank = schedule.rank_of_queue[queue]
-    return Graph(
-        schedule=schedule, nodes=nodes, need_starts=need_starts, needs=from_node[kept],
-        source=sources, targets=targets, crosses=rank[from_node[kept]] != rank[to_node[kept]],
-        n_open=0, n_late=0,
-    )  # fmt: skip
-
-
-class Times(NamedTuple):
-    """Start and end of every node; `stuck` lists, for each chain that stopped, its next node."""
-
-    start: Array
-    end: Array
-    stuck: list[int]
-
-
-def longest_path(graph: Graph, durations: Array, delays: Array) -> Times:
-    """When each node starts and ends if every node starts as early as it can.
-
-    Units and exactness are those of the arrays: integers stay integers. Nodes that wait for ever
-    are at 0.
-    """
-    return replay(graph, durations.copy(), delays)
-
-
-def replay(graph: Graph, durations: Array, delays: Array) -> Times:
-    """The same, written over `durations`: they become the ends."""
-    start = np.empty_like(durations)
-    if graph.stuck:
-        ran = np.zeros(graph.n_nodes, dtype=bool)
-        ran[graph.sequence] = True
-        start[~ran] = durations[~ran] = 0
-    loops.run(
-        loops.replay, graph.n_nodes,
-        (graph.sequence, graph.heads, graph.need_starts, graph.needs, delays), (start, durations),
-    )  # fmt: skip
-    return Times(start, durations, graph.stuck)
-
-
-def sources_by_stage(schedule: Schedule) -> tuple[Array, Array]:
-    """The source of each need of `walk`, by the stage that needs it, and whether it crosses ranks.
-
-    Codes of microbatch 0, `[need, 1, stage]`, and `[need, path, stage]`.
-    """
-    n = schedule.placement.n_stages
-    rows = _rows(n, schedule.m)
-    wanted = np.arange(n) + rows.offset_of[:, None]
-    source = wanted.clip(0, n - 1)
-    rank = np.append(schedule.rank_of_queue, -1)[schedule.home]  # -1: beyond the path's end
-    theirs, own = rank[:, source].swapaxes(0, 1), rank[None]
-    crosses = (source == wanted)[:, None] & (theirs >= 0) & (theirs != own)
-    return encode(rows.kind_of[:, None], source, 0)[:, None], crosses
-
-
-class Walk(NamedTuple):
-    """Start and end of each action, and `Timeline.until`."""
-
-    start: Array
-    end: Array
-    until: Array | None
-
-
-def walk(
-    schedule: Schedule, table: Array, work: Array | None = None, delays: Array | None = None, *,
-    timed: bool = True,
-) -> Walk | None:  # fmt: skip
-    """What `longest_path` gives, in one pass and without a graph, for a complete schedule.
-
-    table: time of each computation, `[kind, stage]`; work: of each slot, instead, `[slot]`.
-    delays: of the sources of `sources_by_stage`, `[need, path, stage]`; left out where there are
-    none. timed: whether the times are wanted, or only whether all can run. None where some slot
-    never starts, and where a pass is too simple to tell: with messages or slices, and slots whose
-    parts need each other.
-    """
-    placement, n = schedule.placement, len(schedule.codes)
-    if schedule.has_communication or placement.slices > 1:
-        return None
-    rows = _rows(placement.n_stages, placement.m)
-    ends = np.full((rows.n_rows, placement.n_stages + 2, placement.m), -1, dtype=table.dtype)
-    ends[:, 0] = 0
-    ends[:, placement.lengths + 1, np.arange(placement.m)] = 0
-    sizes = (n, n, 0 if delays is None else schedule.n_slots) if timed else (0, 0, 0)
-    start, end, until = (np.empty(size, dtype=table.dtype) for size in sizes)
-    n_queues = len(schedule.queues)
-    n_ran = loops.run(
-        loops.walk, n,
-        (
-            schedule.codes, None if schedule.is_single else schedule.slots, schedule.starts,
-            schedule.home.ravel(), placement.path_by_mb, placement.n_stages, *rows[1:-1],
-            None if delays is None else delays.ravel(), table.ravel(), work,
-        ),
-        (
-            ends.ravel(), schedule.starts[:-1].copy(), np.full(n_queues, -1),
-            np.append(np.arange(1, n_queues), -1), np.zeros(n_queues, dtype=table.dtype), start,
-            end, until,
-        ),
-    )  # fmt: skip
-    return Walk(start, end, until) if n_ran == schedule.n_slots else None
+    return _sorted(schedule, nodes, _ranks(schedule, nodes), (sources, targets), keep=False)
 
 
 def cycles(graph: Graph) -> tuple[list[list[tuple[int, int]]], list[tuple[int, int]]]:
@@ -568,3 +441,92 @@ def message_pairs(index: Index) -> tuple[Array, Array]:
     sent = np.concatenate(sends)
     order = np.argsort(sent)
     return sent[order], np.concatenate(receives)[order].astype(np.int64)
+
+
+# --- loops, plain or compiled ------------------------------------------------------------------
+
+
+def link(  # noqa: C901 (a call inside this nest would make it ten times slower, compiled)
+    codes, first, visit, node_of, chains, ranks, posts, lengths, slices, table, empty,
+    keep, need_of_kind, offset_of, step_of, source_of, source_cells,
+    need_starts, needs, source, target, crosses,
+):  # fmt: skip
+    """Writes what every node waits for; returns the numbers of edges, open needs and late ones.
+
+    Node i holds the actions `visit[first[i]:first[i + 1]]`, or those positions themselves where
+    `visit` is empty, and is its own action where `node_of` is empty. Edges that a chain's own
+    order implies are left out unless `keep`. Late: a source that stands behind in the same chain.
+    """
+    m, e, n_open, n_late = len(lengths), 0, 0, 0
+    n_serial = len(first) - 1 - len(posts)
+    for chain in range(len(chains) - 1):
+        top, last = chains[chain], chains[chain + 1]
+        for i in range(top, last):
+            for v in range(first[i], first[i + 1]):
+                a = visit[v] if len(visit) else v
+                code = codes[a]
+                kind, stage, mb = kinds_of(code), stages_of(code), mbs_of(code)
+                length = lengths[mb] if mb < m else 0
+                if stage >= length:
+                    continue
+                here = stage * m + mb
+                for need in range(need_of_kind[kind], need_of_kind[kind + 1]):
+                    wanted, step, j = stage + offset_of[need], step_of[need], empty
+                    if wanted < 0 or wanted >= length:
+                        continue
+                    if step != 0 and not 0 <= mb % slices + step < slices:
+                        continue
+                    for s in range(source_of[need], source_of[need + 1]):
+                        j = table[here + source_cells[s]]
+                        if j != empty:
+                            break
+                    if j == empty:
+                        n_open += 1
+                        continue
+                    node = node_of[j] if len(node_of) else j
+                    n_late += i < node < last
+                    if keep or not top <= node <= i:
+                        needs[e], source[e], crosses[e] = node, j, ranks[node] != ranks[i]
+                        if len(target):
+                            target[e] = a
+                        e += 1
+            if i >= n_serial and posts[i - n_serial] >= 0:
+                j = posts[i - n_serial]
+                needs[e], source[e], target[e] = node_of[j], j, visit[first[i]]
+                crosses[e] = False
+                e += 1
+            need_starts[i + 1] = e
+    return e, n_open, n_late
+
+
+def topological(chains, need_starts, needs, done, waiting, next_waiting, stack, cursor, sequence):
+    """Runs every chain until all stand still; returns how many nodes ran, in `sequence`.
+
+    `stack` holds the chains that may move; a chain that meets an unfinished node joins the list
+    of those waiting for it.
+    """
+    top, n_done = len(stack), 0
+    while top:
+        top -= 1
+        chain = stack[top]
+        i, last = cursor[chain], chains[chain + 1]
+        e = need_starts[i]
+        while i < last:
+            stop = need_starts[i + 1]
+            while e < stop and done[needs[e]]:
+                e += 1
+            if e < stop:
+                j = needs[e]
+                next_waiting[chain], waiting[j] = waiting[j], chain
+                break
+            done[i] = True
+            sequence[n_done] = i
+            n_done += 1
+            woken = waiting[i]
+            while woken >= 0:
+                stack[top] = woken
+                top += 1
+                woken = next_waiting[woken]
+            i += 1
+        cursor[chain] = i
+    return n_done

@@ -550,17 +550,17 @@ class Schedule:
         possible = any(kind & ~self._bits == 0 for kind in wanted)
         return possible and not self.kinds.isdisjoint(wanted)
 
-    @property
+    @cached_property
     def has_communication(self) -> bool:
         """True when the order contains SEND and RECV actions."""
         return self._has(MESSAGES)
 
-    @property
+    @cached_property
     def has_split_backward(self) -> bool:
         """True when some backward is an I and a W."""
         return self._has(_SPLIT_BACKWARD)
 
-    @property
+    @cached_property
     def is_forward_only(self) -> bool:
         """True when the order contains no backward (evaluation)."""
         return not self._has(_ANY_BACKWARD)

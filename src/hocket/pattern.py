@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hocket import loops
+from hocket import compiled
 from hocket.codes import MAX_STAGE, encode
 from hocket.deps import Kind
 from hocket.errors import ScheduleError
@@ -83,8 +83,8 @@ class Pattern:
         starts, n = offsets(height @ times), int((width @ times).sum())
         codes = np.empty(n, dtype=np.int64)
         slots = np.arange(n + 1) if n == starts[-1] else np.full(starts[-1] + 1, n)
-        loops.run(
-            loops.lay_down, n,
+        compiled.run(
+            lay_down, n,
             (
                 times.ravel(), offsets(width), np.array(opens, dtype=np.int64), first.ravel(),
                 add.ravel(), np.concatenate([*pools.values(), codes[:0]]),
@@ -169,3 +169,34 @@ def _length(blocks: Sequence[Block]) -> Any:
         lengths = ", ".join(str(block.times) for block in blocks)
         raise ScheduleError(f"lines of {lengths} slots; they must be equally long to go together")
     return n
+
+
+# --- loops, plain or compiled ------------------------------------------------------------------
+
+
+def lay_down(times, part_of, opens, first, add, pool, codes, slots):
+    """Writes repeated patterns, queue by queue, to `codes`, and where slots start to `slots`.
+
+    Block b of queue q repeats `times[b, q]` times its parts `part_of[b]` to `part_of[b + 1]`: part
+    j in repeat i is `pool[first[j, q] + i] + add[j, q]`, and `opens[j]` a slot. Without room in
+    `slots` these are not written.
+    """
+    n_blocks, n, k = len(part_of) - 1, 0, 0
+    n_queues = len(times) // n_blocks if n_blocks else 0
+    for q in range(n_queues):
+        for b in range(n_blocks):
+            n_times, width, height = times[b * n_queues + q], part_of[b + 1] - part_of[b], 0
+            for j in range(part_of[b], part_of[b + 1]):
+                height += opens[j]
+            at, slot = n, k - 1
+            for j in range(part_of[b], part_of[b + 1]):
+                source, more = first[j * n_queues + q], add[j * n_queues + q]
+                for i in range(n_times):
+                    codes[at + i * width] = pool[source + i] + more
+                slot += opens[j]
+                if opens[j] and len(slots):
+                    for i in range(n_times):
+                        slots[slot + i * height] = at + i * width
+                at += 1
+            n += n_times * width
+            k += n_times * height

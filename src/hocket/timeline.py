@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from fractions import Fraction
 from functools import cached_property
@@ -10,10 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from hocket import loops
+from hocket import compiled
+from hocket.compiled import ROOM
 from hocket.costs import Bytes, Number, Ticks, per_stage, quotient
-from hocket.deps import IS_RECEIVE, IS_WORK, SIDES, changes
-from hocket.graph import Graph
+from hocket.deps import IS_MESSAGE, IS_WORK, SIDES, changes
+from hocket.engine import delays_of
+from hocket.graph import Graph, graph
 from hocket.ir import Array, Queue, Schedule, Slot, kinds_of, stages_of
 
 CAUSES = ("dependency", "transfer", "end")
@@ -101,15 +103,15 @@ class Timeline:
     """The times of every action of a schedule.
 
     `start`, `end`: work of each action, `[action]`; the actions of a simulated slot share their
-    times. `linked`: the graph, and the time from each edge's source to its target, `[edge]`, or
-    what gives both when they are first needed. `around`: time each slot occupies its queue with
-    transfers before and after its work, `[slot]` both; left out where there are none. `until`:
-    when what held each slot had ended, `[slot]`; left out where the graph must tell, empty where
-    messages take no time. All in ticks; `ticks.value` turns them into `unit`.
+    times. `around`: time each slot occupies its queue with transfers before and after its work,
+    `[slot]` both; left out where there are none. `wires`: time that each result takes to the next
+    rank, `[kind, stage]`; left out where none takes any, and where it was measured. `blocking`: a
+    RECV holds its queue until its message is there. `held`: when what held each slot had ended,
+    `[slot]`, where that is known; empty where messages take no time. All in ticks; `ticks.value`
+    turns them into `unit`.
     """
 
     schedule: Schedule
-    linked: tuple[Graph, Array] | Callable[[], tuple[Graph, Array]]
     start: Array
     end: Array
     ticks: Ticks
@@ -117,7 +119,9 @@ class Timeline:
     bytes: Bytes = field(default_factory=Bytes)
     measured: bool = False
     around: tuple[Array, Array] | None = None
-    until: Array | None = None
+    wires: Array | None = None
+    blocking: bool = False
+    held: Array | None = None
 
     @cached_property
     def before(self) -> Array:
@@ -133,19 +137,21 @@ class Timeline:
     def _nothing(self) -> Array:
         return np.zeros(self.schedule.n_slots, dtype=self.start.dtype)
 
-    @cached_property
-    def _linked(self) -> tuple[Graph, Array]:
-        return self.linked if isinstance(self.linked, tuple) else self.linked()
-
     @property
     def graph(self) -> Graph:
         """What each node waits for."""
-        return self._linked[0]
+        return graph(self.schedule, blocking=self.blocking)
 
-    @property
+    @cached_property
     def delays(self) -> Array:
         """Time from each edge's source to its target, ticks, `[edge]` of `graph`."""
-        return self._linked[1]
+        g = self.graph
+        delays = delays_of(g, self.wires)
+        if self.measured and self.schedule.has_communication:
+            end = self._occupied[1]
+            at = g.crosses & IS_MESSAGE[self._kinds[g.source]]
+            delays = np.where(at, end[g.node_of_action[g.target]] - end[g.needs], delays)
+        return delays
 
     # --- the whole ----------------------------------------------------------------------
 
@@ -225,11 +231,7 @@ class Timeline:
     def computes(self) -> Array:
         """Which slots hold work, not only messages, `[slot]`."""
         s = self.schedule
-        if not s.has_communication:
-            return np.ones(s.n_slots, dtype=bool)
-        work = np.zeros(s.n_slots, dtype=bool)
-        work[s.slot_of_action[IS_WORK[self._kinds]]] = True
-        return work
+        return self._any_of(IS_WORK) if s.has_communication else np.ones(s.n_slots, dtype=bool)
 
     @cached_property
     def _occupying(self) -> Array:
@@ -285,29 +287,38 @@ class Timeline:
         if quantity == "in_flight":  # counted, and whole numbers add up faster
             takes, frees = takes.astype(np.int64), frees.astype(np.int64)
         sums = [np.zeros(n, dtype=self.start.dtype) for _ in range(4)]
-        totals = _Totals(*sums, np.zeros(n, dtype=takes.dtype))
-        loops.run(
-            loops.totals, len(s.codes),
-            (
-                s.codes, s.slots, s.starts, self._occupying, self.slot_start, self.slot_end,
-                *(self.around or (self.start[:0],) * 2),
-                takes.ravel(), frees.ravel(), s.placement.n_stages,
-            ),
-            totals,
+        out = _Totals(*sums, np.zeros(n, dtype=takes.dtype))
+        fast = compiled.choose(totals, len(s.codes))
+        if fast is None:
+            return self._added_up(out, takes, frees)
+        fast(
+            s.codes, s.slots, s.starts, self._occupying, self.slot_start, self.slot_end,
+            *(self.around or (self.start[:0],) * 2),
+            takes.ravel(), frees.ravel(), s.placement.n_stages, *out,
         )  # fmt: skip
-        return totals
+        return out
+
+    def _added_up(self, out: _Totals, takes: Array, frees: Array) -> _Totals:
+        """What `totals` writes, by whole arrays."""
+        s = self.schedule
+        slots = np.flatnonzero(self._occupying)
+        queues, at = np.unique(s.queue_of_slot[slots], return_index=True)
+        if len(at):
+            out.first[queues] = np.minimum.reduceat(self._begin[slots], at)
+            out.last[queues] = np.maximum.reduceat(self._finish[slots], at)
+        np.add.at(out.busy, s.queue_of_slot[slots], (self.slot_end - self.slot_start)[slots])
+        if self.around is not None:
+            np.add.at(out.transfer, s.queue_of_slot, self.before + self.after)
+        takes, frees = self._by_part(takes), self._by_part(frees)
+        for q in queues.tolist():
+            part = slots[slice(*np.searchsorted(slots, s.starts[q : q + 2]))]
+            level = np.cumsum(_zip(takes[part], -frees[part]))
+            out.peak[q] = level[::2].max(initial=0)
+        return out
 
     @cached_property
     def _summed(self) -> _Totals:
         return self._totals("in_flight")
-
-    @property
-    def _busy(self) -> Array:
-        return self._summed.busy
-
-    @property
-    def _transfer(self) -> Array:
-        return self._summed.transfer
 
     @cached_property
     def _first(self) -> Any:
@@ -338,7 +349,7 @@ class Timeline:
         `quantity` is a key of deps.EFFECTS ("in_flight", "activation", "held", "gradient") or
         "bytes", their sum; static memory is not in it. Each value holds from its tick on.
         """
-        takes, frees = self._changes(quantity)
+        takes, frees = map(self._by_part, self._table_of_changes(quantity))
         s = self.schedule
         out = []
         for rank in range(s.p):
@@ -357,16 +368,15 @@ class Timeline:
             out.append((time, np.cumsum(delta)))
         return out
 
-    def _changes(self, quantity: str) -> tuple[Array, Array]:
-        """What each slot takes and frees of a quantity, `[slot]` both."""
+    def _by_part(self, table: Array) -> Array:
+        """Sums over the actions of each slot, of `[kind, stage]`, `[slot]`."""
         s = self.schedule
-        table, stages = self._table_of_changes(quantity), stages_of(s.codes)
-        takes, frees = np.zeros(s.n_slots), np.zeros(s.n_slots)
+        of_action = table[self._kinds, stages_of(s.codes)]
         if s.is_single:
-            return table[0, self._kinds, stages], table[1, self._kinds, stages]
-        np.add.at(takes, s.slot_of_action, table[0, self._kinds, stages])
-        np.add.at(frees, s.slot_of_action, table[1, self._kinds, stages])
-        return takes, frees
+            return of_action
+        out = np.zeros(s.n_slots, dtype=table.dtype)
+        np.add.at(out, s.slot_of_action, of_action)
+        return out
 
     def _table_of_changes(self, quantity: str) -> Array:
         """What an action takes at its start and frees at its end, `[2, kind, stage]`."""
@@ -427,28 +437,59 @@ class Timeline:
         causes, phases = (
             np.zeros((last - first) * 3, dtype=self.start.dtype) for _ in (CAUSES, PHASES)
         )
-        free, phase_of = np.zeros(n_slots, self.start.dtype), np.zeros(n_slots, np.int64)
-        loops.run(
-            loops.idleness, len(s.codes),
-            (
+        out = _Gaps(
+            causes, phases, np.zeros(n_slots, self.start.dtype), np.zeros(n_slots, np.int64)
+        )
+        fast = compiled.choose(idleness, len(s.codes))
+        if fast is None:
+            self._split_up(out, first, last)
+        else:
+            fast(
                 s.codes, s.slots, starts, self._occupying, self._begin, self._finish, self._until,
-                *SIDES, self._first.item(),
-            ),
-            (causes, phases, free, phase_of),
-        )  # fmt: skip
-        return _Gaps(causes.reshape(-1, 3), phases.reshape(-1, 3), free, phase_of)
+                *SIDES, self._first.item(), *out,
+            )  # fmt: skip
+        return out._replace(causes=causes.reshape(-1, 3), phases=phases.reshape(-1, 3))
+
+    def _split_up(self, out: _Gaps, first: int, last: int) -> None:
+        """What `idleness` writes, by whole arrays."""
+        s, base = self.schedule, int(self.schedule.starts[first])
+        part = slice(base, int(s.starts[last]))
+        slots = base + np.flatnonzero(self._occupying[part])
+        queue, begin, finish = s.queue_of_slot[slots] - first, self._begin[slots], self._finish
+        free = np.concatenate([[self._first], finish[slots[:-1]]])[: len(slots)]
+        free[np.append(True, queue[1:] != queue[:-1])[: len(slots)]] = self._first
+        late = begin > free
+        ended = begin
+        if len(self._until):
+            ended = np.minimum(begin, np.maximum(self._until[slots], free))
+        opening = np.full(last - first, s.n_slots)
+        closing = s.starts[first:last] - 1
+        forward, backward = (self._any_of(side)[slots] for side in SIDES)
+        np.minimum.at(opening, queue[backward], slots[backward])
+        np.maximum.at(closing, queue[forward], slots[forward])
+        phase = np.where(slots <= opening[queue], 0, np.where(slots > closing[queue], 2, 1))
+        np.add.at(out.causes, 3 * queue[late], (ended - free)[late])
+        np.add.at(out.causes, 3 * queue[late] + 1, (begin - ended)[late])
+        np.add.at(out.phases, (3 * queue + phase)[late], (begin - free)[late])
+        if len(out.phase):
+            out.free[slots - base], out.phase[slots - base] = free, phase
+
+    def _any_of(self, kinds: Array) -> Array:
+        """Which slots hold an action of these kinds, `[slot]`; kinds: `[kind]` bool."""
+        which, s = kinds[self._kinds], self.schedule
+        return which if s.is_single else np.logical_or.reduceat(which, s.slots[:-1])
 
     @cached_property
     def _until(self) -> Array:
         """When what held each slot had ended; as it begins, where nothing did."""
-        if self.until is not None:
-            return self.until
-        s, (g, delays), until = self.schedule, self._linked, self._begin.copy()
-        loops.run(
-            loops.held_until, len(s.codes),
+        if self.held is not None:
+            return self.held
+        s, g, until = self.schedule, self.graph, self._begin.copy()
+        compiled.run(
+            held_until, len(s.codes),
             (
-                s.slots, self._occupying, g.nodes.of_action, g.need_starts, g.needs, delays,
-                self._occupied[1], self._receiving, g.heads,
+                s.slots, self._occupying, g.nodes.of_action, g.need_starts, g.needs, self.delays,
+                self._occupied[1], g.receives, g.heads,
             ),
             (until,),
         )  # fmt: skip
@@ -464,15 +505,27 @@ class Timeline:
         compute = IS_WORK[self._kinds[nodes]]
         start = np.where(compute, self.slot_start[slots], self.start[nodes]) - self.before[slots]
         end = np.where(compute, self.slot_end[slots], self.end[nodes]) + self.after[slots]
-        return start, end
+        return start, self._arrived(start, end) if self.measured else end
 
-    @cached_property
-    def _receiving(self) -> Array:
-        """Which nodes are a RECV, `[node]`; empty where no messages stand in the order."""
-        if not self.schedule.has_communication:
-            return np.zeros(0, dtype=bool)
-        kinds = self._kinds[self.graph.first_action]
-        return IS_RECEIVE[kinds]
+    def _arrived(self, start: Array, end: Array) -> Array:
+        """Measured ends of the nodes, those of RECVs when their message can have been there.
+
+        A RECV is recorded until its rank had waited for it, however long its message was there by
+        then. A message held its rank up only where it came after the rank was free: in the least
+        time that any message took, or where the rank then waited for longer than that.
+        """
+        g = self.graph
+        target, source = g.node_of_action[g.target], g.needs
+        sent = g.receives[target] & g.crosses
+        if not sent.any():
+            return end
+        way, free = np.full(len(end), -np.inf), np.full(len(end), -np.inf)
+        way[target[sent]] = start[source[sent]]
+        used = g.receives[source] & ~g.heads[target]
+        free[source[used]] = end[target[used] - 1]
+        least = (end - way)[target[sent]].min()
+        early = (way + least <= free) & (end - free <= least)
+        return np.where(early, np.minimum(way + least, free), end)
 
     def _slot_of_node(self, node: int) -> int:
         return int(self.schedule.slot_of_action[self.graph.first_action[node]])
@@ -484,8 +537,8 @@ class Timeline:
     def _binding(self, node: int) -> tuple[int, int] | None:
         """The (node, edge) that held this node longest; a RECV is seen through to its SEND."""
         g = self.graph
-        source, edge = loops.binding(
-            node, g.need_starts, g.needs, self.delays, self._occupied[1], self._receiving, g.heads
+        source, edge = binding(
+            node, g.need_starts, g.needs, self.delays, self._occupied[1], g.receives, g.heads
         )
         return None if source < 0 else (int(source), int(edge))
 
@@ -554,4 +607,125 @@ class Timeline:
 
 
 def _zip(a: Array, b: Array) -> Array:
-    return np.stack([a, b], axis=1).ravel()
+    out = np.empty(2 * len(a), dtype=np.result_type(a, b))
+    out[::2], out[1::2] = a, b
+    return out
+
+
+# --- loops, plain or compiled ------------------------------------------------------------------
+
+
+def totals(codes, slots, starts, occupies, slot_start, slot_end, before, after, takes, frees,
+           n_stages, first, last, busy, transfer, peak):  # fmt: skip
+    """Of each queue: first and last occupied tick, work, transfers, and the peak of a quantity.
+
+    Action a takes `takes[kind, stage]` when its slot starts and gives back `frees` when it ends.
+    """
+    lanes, wide = len(before) > 0, len(slots) <= len(codes)
+    for q in range(len(starts) - 1):
+        new, level, top = True, 0 * takes[0], peak[q]
+        low, high, work, moved = first[q], last[q], busy[q], transfer[q]
+        for j in range(starts[q], starts[q + 1]):
+            i = j & ROOM
+            begin, finish = slot_start[i], slot_end[i]
+            if lanes:
+                moved += before[i] + after[i]
+            if not occupies[i]:
+                continue
+            work += finish - begin
+            if lanes:
+                begin -= before[i]
+                finish += after[i]
+            if new or begin < low:
+                low = begin
+            if new or finish > high:
+                high = finish
+            new = False
+            at = kinds_of(codes[i]) * n_stages + stages_of(codes[i])
+            taken, freed = takes[at & ROOM], frees[at & ROOM]
+            if wide:
+                taken, freed = 0 * taken, 0 * freed
+                for a in range(slots[i], slots[i + 1]):
+                    at = kinds_of(codes[a]) * n_stages + stages_of(codes[a])
+                    taken += takes[at]
+                    freed += frees[at]
+            level += taken
+            top = max(top, level)
+            level -= freed
+        first[q], last[q], busy[q], transfer[q], peak[q] = low, high, work, moved, top
+
+
+def binding(node, need_starts, needs, delays, end, receives, heads):
+    """The (node, edge) that held a node longest; a RECV is seen through to its SEND.
+
+    Edge -1: the RECV before it in its queue held it. Node -1: nothing held it.
+    """
+    found, found_edge = -1, -1
+    while True:
+        best, best_edge = -1, -1
+        latest = end[node] * 0
+        for e in range(need_starts[node], need_starts[node + 1]):
+            ready = end[needs[e]] + delays[e]
+            if best < 0 or ready > latest:
+                best, best_edge, latest = needs[e], e, ready
+        if len(receives):
+            if not heads[node] and receives[node - 1] and (best < 0 or end[node - 1] > latest):
+                best, best_edge = node - 1, -1
+            if best >= 0:
+                found, found_edge = best, best_edge
+                if receives[best]:
+                    node = best
+                    continue
+        else:
+            found, found_edge = best, best_edge
+        return found, found_edge
+
+
+def held_until(slots, occupies, node_of, need_starts, needs, delays, end, receives, heads, until):
+    """Writes when what held a slot had ended to `until`, where something did."""
+    for i in range(len(until)):
+        if occupies[i]:
+            node = node_of[slots[i]] if len(node_of) else i
+            held, _ = binding(node, need_starts, needs, delays, end, receives, heads)
+            if held >= 0:
+                until[i] = end[held]
+
+
+def idleness(
+    codes, slots, starts, occupies, begin, finish, until, forward, backward, zero, causes, phases,
+    free_at, phase_of,
+):  # fmt: skip
+    """Idle ticks before each queue's slots by cause and phase, `[queue, 3]`.
+
+    until: when what held each slot had ended; empty where it then starts. With `free_at` and
+    `phase_of` also of each slot: when its queue fell free, and the phase.
+    """
+    told, base = len(phase_of) > 0, starts[0]
+    for q in range(len(starts) - 1):
+        last_forward = starts[q + 1] - 1
+        while last_forward >= starts[q]:
+            some = False
+            for a in range(slots[last_forward], slots[last_forward + 1]):
+                some = some or forward[kinds_of(codes[a])]
+            if some:
+                break
+            last_forward -= 1
+        free, phase, backwards = zero, 0, False
+        for j in range(starts[q], starts[q + 1]):
+            i = j & ROOM
+            if not occupies[i]:
+                continue
+            phase = 0 if not backwards else 2 if i > last_forward else 1
+            if not backwards:
+                for a in range(slots[i], slots[i + 1]):
+                    backwards = backwards or backward[kinds_of(codes[a])]
+            if begin[i] > free:
+                ended = begin[i]
+                if len(until) and until[i] < ended:
+                    ended = max(until[i], free)
+                causes[3 * q] += ended - free
+                causes[3 * q + 1] += begin[i] - ended
+                phases[3 * q + phase] += begin[i] - free
+            if told:
+                free_at[i - base], phase_of[i - base] = free, phase
+            free = finish[i]

@@ -18,7 +18,8 @@ from hocket.interop.traces.kineto import (
 from hocket.interop.traces.load import load_foreign
 from hocket.ir import Kind
 from hocket.lower import insert_communication, strip_communication
-from hocket.measured import Messages, clocks_of, readings
+from hocket.measured.clocks import Messages, clocks_of
+from hocket.measured.readings import readings
 from hocket.text import loads
 
 BASE = 1_790_857_026_000_000_000

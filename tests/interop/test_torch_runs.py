@@ -15,7 +15,7 @@ from hocket.interop.torch.lowering import lower_as_torch
 from hocket.interop.torch.text import dump_rows, read_rows
 from hocket.interop.traces.kineto import rank_trace, recording
 from hocket.lower import strip_communication
-from hocket.measured import readings
+from hocket.measured.readings import readings
 
 pytestmark = [pytest.mark.runtime, pytest.mark.processor_time(300)]
 CASES = cases()

@@ -130,8 +130,7 @@ def measured(schedule, costs):
     t = simulate(schedule, costs)
     times = {name: getattr(t, name) * 1.07e-3 for name in ("start", "end")}
     return replace(
-        t, **times, linked=(t.graph, t.delays * 1.07e-3), until=None, measured=True,
-        ticks=Ticks(1, exact=False), unit="ms",
+        t, **times, wires=None, held=None, measured=True, ticks=Ticks(1, exact=False), unit="ms",
     )  # fmt: skip
 
 

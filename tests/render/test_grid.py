@@ -250,7 +250,7 @@ def test_a_measured_timeline_with_jitter_is_drawn_and_called_measured():
     start = timeline.start + 1e6 + rng.random(len(timeline.start))
     end = timeline.end + 1e6 - rng.random(len(timeline.end))
     measured = replace(
-        timeline, start=start, end=end, until=None, ticks=Ticks(1, exact=False), measured=True
+        timeline, start=start, end=end, held=None, ticks=Ticks(1, exact=False), measured=True
     )
     text = grid(measured, width=200)
     assert text.startswith("1f1b (measured)  p=4 m=8")

@@ -23,7 +23,7 @@ from torch import nn
 
 from hocket.errors import RunError, UsageError
 from hocket.ir import Kind, kinds_of
-from hocket.measured import Messages, no_time_travel
+from hocket.measured.clocks import Messages, no_time_travel
 from hocket.runtime import Pipeline
 from hocket.schedules import build
 

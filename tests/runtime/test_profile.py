@@ -16,7 +16,7 @@ from hocket.errors import UsageError
 from hocket.ir import action_of, encode
 from hocket.lower import insert_communication
 from hocket.lower.backward import split_backward
-from hocket.measured import Link, bandwidth_of, fused_of, link_of, readings, together
+from hocket.measured.readings import Link, bandwidth_of, fused_of, link_of, readings, together
 from hocket.schedules import entries
 from hocket.train.launch import launch
 from hocket.train.link_probe import pairs_of

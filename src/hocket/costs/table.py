@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from hocket import loops
 from hocket.costs.model import LONGEST, Costs, Number, fused_rule, per_stage, quotient
 from hocket.costs.scaling import fitted
 from hocket.deps import MESSAGE, OFFSET, ROWS, SIDES
 from hocket.errors import CostError
-from hocket.ir import Array, Kind, Schedule, kinds_of, stages_of
+from hocket.ir import Array, Kind, Schedule, encode, kinds_of, mbs_of, stages_of
 
 
 @dataclass(frozen=True)
@@ -46,14 +45,16 @@ class Ticks:
         return ticks.tolist() if self.scale == 1 else list(map(self.value, ticks.tolist()))
 
 
-def ticks_for(values: Sequence[Number], n_actions: int) -> Ticks:
-    """The finest exact tick of these values; floats where there is none that fits 63 bits."""
+def ticks_for(values: Sequence[Number], longest: Number) -> Ticks:
+    """The finest exact tick of these values; floats where `longest` does not fit 63 bits then.
+
+    longest: no time that is computed from the values is longer.
+    """
     if float in set(map(type, values)):
         return Ticks(1, exact=False)
     distinct = set(values)
     scale = math.lcm(*(Fraction(x).denominator for x in distinct))
-    largest = max(map(abs, distinct), default=0)
-    if largest * scale * max(n_actions, 1) >= 2**62:
+    if longest * scale >= 2**62:
         return Ticks(1, exact=False)
     return Ticks(scale, exact=True)
 
@@ -69,7 +70,7 @@ class CostTable:
     def __init__(self, costs: Costs, schedule: Schedule) -> None:
         costs = fitted(costs, schedule.placement)
         self.costs, self.schedule = costs, schedule
-        n = schedule.placement.n_stages
+        n = self._n_stages = schedule.placement.n_stages
         times: dict[Kind, tuple[Number, ...]] = {
             kind: per_stage(row.cost, costs.time(row.cost), n) if row.cost else (0,) * n
             for kind, row in ROWS.items()
@@ -91,7 +92,11 @@ class CostTable:
                 f"these costs make a time of {float(longest):.3g}; it must be at most {LONGEST}; "
                 "use a different unit"
             )
-        self.ticks = ticks_for(values, len(schedule.codes))
+        # A path goes through each action once, with the transfers around it and one message; a
+        # rank's idle time is summed over its queues.
+        step = longest + receive + send + costs.latency + costs.comm_cpu + max(wires)
+        most = max(1, len(schedule.codes)) * int(np.bincount(schedule.rank_of_queue).max())
+        self.ticks = ticks_for(values, step * most)
         self.table = np.stack([
             self.ticks.array([x * factor for factor in slices for x in row])
             if slices != (1,) else self.ticks.array(row) for row in times.values()
@@ -125,21 +130,22 @@ class CostTable:
     def work(self) -> Array:
         """Work of each slot without transfers, `[slot]`."""
         s, (rule, fused_cost) = self.schedule, self._fused
-        work = np.zeros(s.n_slots, dtype=self.table.dtype)
-        fused = np.zeros(0 if s.is_single or rule in ("sum", "max") else s.n_slots, dtype=bool)
-        loops.run(
-            loops.gather_work, len(s.codes),
-            (
-                s.codes, s.slots, self.table.ravel(), self.table.shape[1],
-                s.placement.n_stages, s.placement.slices, *SIDES, rule == "max",
-            ),
-            (work, fused),
-        )  # fmt: skip
-        if rule == "number":
-            work[np.flatnonzero(fused)] = self.ticks.array([fused_cost])[0]
+        kinds, column = kinds_of(s.codes), stages_of(s.codes)
+        if s.placement.slices > 1:
+            column = column + mbs_of(s.codes) % s.placement.slices * s.placement.n_stages
+        parts = self.table[kinds, column]
+        if s.is_single:
+            return parts
+        work, first = np.zeros(s.n_slots, dtype=parts.dtype), s.slots[:-1]
+        np.add.at(work, s.slot_of_action, parts)
+        forward, backward = (np.logical_or.reduceat(side[kinds], first) for side in SIDES)
+        fused = np.flatnonzero(forward & backward)
+        if rule == "max":
+            work[fused] = np.maximum.reduceat(parts, first)[fused]
+        elif rule == "number":
+            work[fused] = self.ticks.array([fused_cost])[0]
         elif rule == "scale":
-            at = np.flatnonzero(fused)
-            work[at] = [x * fused_cost for x in work[at].tolist()]
+            work[fused] = [x * fused_cost for x in work[fused].tolist()]
         return work
 
     def occupied(self) -> Array:
@@ -177,17 +183,12 @@ class CostTable:
             self.schedule.is_single or self._fused[0] == "sum"
         )
 
-    @property
-    def has_delays(self) -> bool:
-        """True when messages take time."""
-        return self.costs.bandwidth is not None or bool(self._latency)
-
-    def delays_of_needs(self, codes: Array, crosses: Array) -> Array:
-        """Time from the end of each need's source to who needs it, `[need, path, stage]`.
-
-        codes, crosses: what `graph.sources_by_stage` gives.
-        """
-        return np.where(crosses, self.ways(codes), 0)
+    @cached_property
+    def wires(self) -> Array | None:
+        """Time that each result takes to the next rank, `[kind, stage]`; None: no time."""
+        if self.costs.bandwidth is None and not self._latency:
+            return None
+        return self.ways(encode(np.arange(len(Kind))[:, None], np.arange(self._n_stages), 0))
 
     def delays(self, source: Array, crosses: Array) -> Array:
         """Time from the end of each edge's source to its target, `[edge]`."""

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from hocket.costs import load_costs, per_stage, recut
 from hocket.costs.scaling import list_length
 from hocket.errors import CostError, UsageError
-from hocket.measured import SECONDS
+from hocket.measured.readings import SECONDS
 
 __all__ = ["batch", "build", "loss"]
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket import loops
+from hocket import compiled
 from hocket.deps import IS_WORK, MESSAGE
 from hocket.errors import ScheduleError
 from hocket.graph import graph
@@ -49,8 +49,8 @@ def insert_communication(schedule: Schedule) -> Schedule:
     places[messages.action] = np.arange(len(messages.action), dtype=np.int32)
     codes = np.empty(code_at[-1], dtype=np.int64)
     widths = np.empty(width_at[-1], dtype=np.int64)
-    loops.run(
-        loops.place_messages, len(codes),
+    compiled.run(
+        place_messages, len(codes),
         (
             sequence, queue_of_slot, schedule.codes, schedule.slots, messages.send,
             messages.receive, messages.receiver, places,
@@ -123,8 +123,8 @@ def _rounds(schedule: Schedule) -> Array:
     """An order in which all slots can run: every queue in turn runs its next slot if it can."""
     g, n = graph(schedule), schedule.n_slots
     cursor, sequence = schedule.starts[:-1].copy(), np.zeros(n, dtype=np.int32)
-    n_done = loops.run(
-        loops.rounds, n, (schedule.starts, g.need_starts, g.needs),
+    n_done = compiled.run(
+        rounds, n, (schedule.starts, g.need_starts, g.needs),
         (np.zeros(n, dtype=bool), cursor, sequence),
     )  # fmt: skip
     if n_done < n:
@@ -134,3 +134,59 @@ def _rounds(schedule: Schedule) -> Array:
             f"{schedule.name} cannot run: {waiting} waits forever; `check` prints the cycle"
         )
     return sequence
+
+
+# --- loops, plain or compiled ------------------------------------------------------------------
+
+
+def rounds(starts, need_starts, needs, done, cursor, sequence):
+    """An order in which all slots can run: every queue in turn runs its next slot if it can.
+
+    Returns how many slots ran.
+    """
+    n, n_done, before = len(sequence), 0, -1
+    while n_done < n and n_done > before:
+        before = n_done
+        for q in range(len(starts) - 1):
+            i = cursor[q]
+            if i == starts[q + 1]:
+                continue
+            free = True
+            for e in range(need_starts[i], need_starts[i + 1]):
+                if not done[needs[e]]:
+                    free = False
+                    break
+            if free:
+                done[i] = True
+                cursor[q] = i + 1
+                sequence[n_done] = i
+                n_done += 1
+    return n_done
+
+
+def place_messages(
+    sequence, queue_of_slot, codes, slots, sends, receives, receiver, places, new_codes, new_widths,
+    code_at, width_at,
+):  # fmt: skip
+    """Lays slots down in `sequence`, each message behind its sender's slot and at its receiver.
+
+    `places[a]` is the row of action a's message in `sends`, `receives`, `receiver`; below 0: none.
+    Queue q writes from `code_at[q]` and `width_at[q]` on.
+    """
+    for slot in sequence:
+        q = queue_of_slot[slot]
+        for a in range(slots[slot], slots[slot + 1]):
+            new_codes[code_at[q]] = codes[a]
+            code_at[q] += 1
+        new_widths[width_at[q]] = slots[slot + 1] - slots[slot]
+        width_at[q] += 1
+        for a in range(slots[slot], slots[slot + 1]):
+            k = places[a]
+            if k >= 0:
+                to = receiver[k]
+                new_codes[code_at[q]], new_widths[width_at[q]] = sends[k], 1
+                code_at[q] += 1
+                width_at[q] += 1
+                new_codes[code_at[to]], new_widths[width_at[to]] = receives[k], 1
+                code_at[to] += 1
+                width_at[to] += 1

@@ -8,7 +8,8 @@ import numpy as np
 
 from hocket.deps import IS_WORK
 from hocket.ir import Array, Line, Schedule, kinds_of
-from hocket.measured import messages_of, no_time_travel, timeline_of, until_received
+from hocket.measured import timeline_of
+from hocket.measured.clocks import messages_of, no_time_travel, until_received
 from hocket.runtime.handshake import clock_offsets, exchange_spans
 from hocket.runtime.program import Role, programs
 from hocket.runtime.session import Session

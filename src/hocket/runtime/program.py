@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.deps import FORWARDS, MESSAGE, NEEDS, RECEIVES, SENDS
-from hocket.graph import Index, graph, longest_path
+from hocket.engine import longest_path
+from hocket.graph import Index, graph
 from hocket.ir import Action, Kind, Schedule, action_of, kinds_of
 
 WINDOW = 4  # messages of an evaluation on their way from one rank

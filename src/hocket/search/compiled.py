@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from hocket.loops import compile_others
+from hocket.compiled import compile_others
 from hocket.search import annealing, kernel, listing
 
 _MODULES = (kernel, annealing, listing)

@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from hocket.compiled import is_compiled
 from hocket.costs import Costs, Number
 from hocket.ir import Array, Kind, Schedule, kinds_of, mbs_of, stages_of, wave
-from hocket.loops import is_compiled
 from hocket.pattern import lay
 from hocket.search.policy import Outcome, Trials, all_actions
 from hocket.search.problem import problem

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import numpy as np
 
 from hocket.checker import check, is_complete, raise_fault
 from hocket.costs import Costs, CostTable
 from hocket.deps import IS_RECEIVE
-from hocket.graph import Graph, Walk, graph, replay, sources_by_stage, walk
+from hocket.engine import Times, along, walk
+from hocket.graph import graph
 from hocket.ir import Array, Schedule, kinds_of
 from hocket.timeline import Timeline
 
@@ -29,58 +28,46 @@ def simulate(schedule: Schedule, costs: Costs = UNIT, *, blocking: bool = False)
         from hocket.simulator.contention import simulate_shared
 
         timeline = simulate_shared(schedule, costs, blocking=blocking)
-        if schedule.has_communication and not blocking:
-            _wait_from_post(schedule, graph(schedule), timeline.start, timeline.end)
-        return timeline
+    else:
+        timeline = _simulate(schedule, costs, blocking)
+    if schedule.has_communication and not blocking:
+        _wait_from_post(schedule, timeline.start, timeline.end)
+    return timeline
+
+
+def _simulate(schedule: Schedule, costs: Costs, blocking: bool) -> Timeline:
+    """The timeline where nothing slows."""
     if not is_complete(schedule):
         check(schedule).raise_if_bad()
     table = CostTable(costs, schedule)
-    found = _walked(table) or _replayed(table, blocking)
-    if found is None:
+    times = _times(table, blocking)
+    if times is None:
         raise_fault(schedule, blocking=blocking)
-    start, end, until = found
+    start, end, held = times
     if table.around is not None:
         before, after = table.around
         start += before[schedule.slot_of_action]
         end -= after[schedule.slot_of_action]
-    if schedule.has_communication and not blocking:
-        _wait_from_post(schedule, graph(schedule), start, end)
     return Timeline(
-        schedule=schedule, linked=partial(_linked, table, blocking), start=start, end=end,
-        around=table.around, until=until, ticks=table.ticks, unit=costs.unit,
-        bytes=table.costs.bytes,
+        schedule=schedule, start=start, end=end, around=table.around, wires=table.wires,
+        blocking=blocking, held=held, ticks=table.ticks, unit=costs.unit, bytes=table.costs.bytes,
     )  # fmt: skip
 
 
-def _walked(table: CostTable) -> Walk | None:
-    """The times from one pass; None where that does not tell them."""
-    work = None if table.adds_up else table.occupied()
-    delays = None
-    if table.has_delays:
-        delays = table.delays_of_needs(*sources_by_stage(table.schedule))
-    return walk(table.schedule, table.table, work, delays)
+def _times(table: CostTable, blocking: bool) -> Times | None:
+    """When actions occupy their queue: by one pass, and where that is too simple, by the graph."""
+    s, work = table.schedule, None if table.adds_up else table.occupied()
+    times = walk(s, table.table, work, table.wires)
+    if times is not None:
+        return times
+    g = graph(s, blocking=blocking)
+    return along(g, g.by_node(table.occupied()), table.wires)
 
 
-def _replayed(table: CostTable, blocking: bool) -> Walk | None:
-    """The times along the graph; None where some slot can never start."""
-    (g, delays), schedule = _linked(table, blocking), table.schedule
-    if g.stuck or g.n_open:
-        return None
-    durations = table.occupied()[schedule.slot_of_action[g.first_action]]
-    start, end, _ = replay(g, durations, delays)
-    return Walk(start[g.node_of_action], end[g.node_of_action], None)
-
-
-def _linked(table: CostTable, blocking: bool) -> tuple[Graph, Array]:
-    """The graph, and the delay of each of its edges."""
-    g = graph(table.schedule, blocking=blocking)
-    return g, table.delays(g.source, g.crosses)
-
-
-def _wait_from_post(schedule: Schedule, g: Graph, start: Array, end: Array) -> None:
+def _wait_from_post(schedule: Schedule, start: Array, end: Array) -> None:
     """Lets a posted RECV begin where it is posted, so that its span is the wait."""
-    kinds = kinds_of(schedule.codes)
-    for action in np.flatnonzero(IS_RECEIVE[kinds]).tolist():
+    g = graph(schedule)
+    for action in np.flatnonzero(IS_RECEIVE[kinds_of(schedule.codes)]).tolist():
         node = int(g.node_of_action[action])
         posts = [e for e in g.edges_of(node) if not g.crosses[e]]
         start[action] = max((end[g.source[e]] for e in posts), default=0)

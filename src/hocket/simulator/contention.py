@@ -48,14 +48,14 @@ def simulate_shared(
     if times is None:
         raise_fault(schedule, blocking=blocking)
     around = _stretched(g, slot, durations, times, (before, after))
-    ticks, (start, end, before, after, delays) = _in_ticks(
-        table.ticks, (*times, *around, delays.tolist())
-    )
+    wires = [] if table.wires is None else table.wires.ravel().tolist()
+    ticks, (start, end, before, after, wire) = _in_ticks(table.ticks, (*times, *around, wires))
     node, own = g.node_of_action, schedule.slot_of_action
     return Timeline(
-        schedule=schedule, linked=(g, delays), start=start[node] + before[own],
-        end=end[node] - after[own], around=(before, after), ticks=ticks, unit=costs.unit,
+        schedule=schedule, start=start[node] + before[own], end=end[node] - after[own],
+        around=(before, after), blocking=blocking, ticks=ticks, unit=costs.unit,
         bytes=table.costs.bytes,
+        wires=None if table.wires is None else wire.reshape(table.wires.shape),
     )  # fmt: skip
 
 

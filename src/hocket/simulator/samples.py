@@ -1,7 +1,6 @@
 """Many simulations at once: one order under many costs, or many orders on all cores.
 
-An order that can run is replayed along one topological order, samples side by side. Imports
-loops, graph, costs, timeline, simulator.
+An order that can run is replayed along one topological order, samples side by side.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket import loops
+from hocket import compiled
 from hocket.checker import check, is_complete, raise_fault
 from hocket.costs import Costs, CostTable, Number
 from hocket.deps import IS_WORK
@@ -70,7 +69,7 @@ def simulate_samples(
 
     return _blocks(
         g, len(tables),
-        lambda part: side_by_side(lambda t: _node_work(g, t), part),
+        lambda part: side_by_side(lambda t: g.by_node(t.occupied()), part),
         lambda part: side_by_side(lambda t: t.delays(g.source, g.crosses), part),
     )  # fmt: skip
 
@@ -87,7 +86,7 @@ def simulate_jitter(
     g = _runnable(schedule, costs)
     rng = np.random.Generator(np.random.SFC64(seed))
     table = CostTable(costs, schedule)
-    work = _node_work(g, table).astype(np.float64)[:, None] / table.ticks.scale
+    work = g.by_node(table.occupied()).astype(np.float64)[:, None] / table.ticks.scale
 
     def durations(part: slice) -> Array:
         factor = rng.standard_normal((g.n_nodes, part.stop - part.start), dtype=np.float32)
@@ -133,14 +132,6 @@ def _runnable(schedule: Schedule, costs: Costs) -> Graph:
     return g
 
 
-def _node_work(g: Graph, table: CostTable) -> Array:
-    """Time that each node occupies its queue, in ticks."""
-    work = table.occupied()
-    if g.schedule.has_communication:
-        work = work[g.schedule.slot_of_action[g.first_action]]
-    return work
-
-
 def _given(g: Graph, durations: Array) -> Array:
     """Durations `[sample, action]` as `[node, sample]`."""
     if durations.shape[1] != len(g.schedule.codes):
@@ -178,7 +169,7 @@ def _blocks(
         end, delay = np.ascontiguousarray(end, dtype), np.ascontiguousarray(delay, dtype)
         room = np.zeros(end.shape[1], dtype=dtype)
         order = (g.sequence, g.heads, g.need_starts, g.needs, delay)
-        loops.run(loops.replay_samples, end.size, order, (room, end))
+        compiled.run(replay_samples, end.size, order, (room, end))
         of_ranks = np.zeros((g.schedule.p, end.shape[1]), dtype=dtype)
         np.maximum.at(of_ranks, rank, end[last])
         rows.append(of_ranks.T)
@@ -204,3 +195,33 @@ def _last_nodes(g: Graph) -> tuple[Array, Array]:
     np.maximum.at(last, queue, nodes)
     queues = np.flatnonzero(last >= 0)
     return last[queues], s.rank_of_queue[queues]
+
+
+# --- loops, plain or compiled ------------------------------------------------------------------
+
+
+def replay_samples(sequence, heads, need_starts, needs, delays, time, end):
+    """Ends of every node in all samples at once, `[node, sample]`.
+
+    `end` holds the durations before and the ends after; `delays` is `[edge, sample]`, or one row
+    for all edges; `time` is room for one number a sample.
+    """
+    shared = len(delays) == 1
+    n = len(time)
+    for i in sequence:
+        mine = end[i]
+        if heads[i]:
+            for k in range(n):
+                time[k] = 0
+        else:
+            before = end[i - 1]
+            for k in range(n):
+                time[k] = before[k]
+        for e in range(need_starts[i], need_starts[i + 1]):
+            theirs = end[needs[e]]
+            delay = delays[0] if shared else delays[e]
+            for k in range(n):
+                ready = theirs[k] + delay[k]
+                time[k] = ready if ready > time[k] else time[k]
+        for k in range(n):
+            mine[k] += time[k]

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from hocket import loops
+from hocket import compiled
 from hocket.deps import ROWS, Kind
 from hocket.ir import Array
 from hocket.trace.picture import Picture, Track
@@ -149,10 +149,10 @@ def _copy(pool: Array, source: Array, length: Array) -> Array:
 
     Most of the time goes here.
     """
-    fast = loops.compiled(len(source))
+    fast = compiled.choose(copy_segments, len(source))
     if fast is not None:
         out = np.empty(length.sum(), dtype=np.uint8)
-        fast["copy_segments"](pool, source, length, out)
+        fast(pool, source, length, out)
         return out
     end = np.cumsum(length)
     at = np.arange(end[-1], dtype=np.int32)
@@ -188,14 +188,13 @@ class _Pool:
     def varints(self, field: int, values: Array) -> _Column:
         """Adds a number field, one a row; values from 0 on."""
         tag = np.frombuffer(_varint(field << 3), dtype=np.uint8)
-        fast = loops.compiled(len(values))
+        rows = np.empty((len(values), len(tag) + 9), dtype=np.uint8)
+        length = np.empty(len(values), dtype=np.int64)
+        fast = compiled.choose(write_varints, len(values))
         if fast is not None:
-            rows = np.empty((len(values), len(tag) + 9), dtype=np.uint8)
-            length = np.empty(len(values), dtype=np.int64)
-            fast["write_varints"](tag, values, rows.shape[1], rows.ravel(), length)
+            fast(tag, values, rows.shape[1], rows.ravel(), length)
             return self._rows(rows, length)
         groups = values[:, None] >> np.arange(0, 63, 7)
-        rows = np.empty((len(values), len(tag) + 9), dtype=np.uint8)
         rows[:, : len(tag)] = tag
         rows[:, len(tag) :] = (groups & 127) | ((groups > 127) << 7)
         length = len(tag) + np.maximum((groups > 0).sum(axis=1), 1)
@@ -383,3 +382,31 @@ def _total(columns: list[_Column]) -> Array:
     for column in columns[1:]:
         total = total + column.length
     return total
+
+
+# --- loops, plain or compiled ------------------------------------------------------------------
+
+
+def copy_segments(pool, source, length, out):
+    """Copies `pool[source[i]:source[i] + length[i]]` of every i to `out`, one after the other."""
+    at = 0
+    for i in range(len(source)):
+        first = source[i]
+        for k in range(length[i]):
+            out[at + k] = pool[first + k]
+        at += length[i]
+
+
+def write_varints(tag, values, width, rows, length):
+    """Writes a tag and a number of 7 bits a byte to the front of each row of `width` bytes."""
+    for i in range(len(values)):
+        at = i * width
+        for k in range(len(tag)):
+            rows[at + k] = tag[k]
+        n, value = len(tag), values[i]
+        while value > 127:
+            rows[at + n] = (value & 127) | 128
+            value >>= 7
+            n += 1
+        rows[at + n] = value
+        length[i] = n + 1

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hocket.measured import spread_of
+from hocket.measured.readings import spread_of
 from hocket.tables import table
 
 ALIKE = 1e-3  # relative: below this, losses differ as sums of float32 in another order do

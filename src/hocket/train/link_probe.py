@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from hocket.ir import Placement
-from hocket.measured import Link, link_of
+from hocket.measured.readings import Link, link_of
 from hocket.runtime.transport import Downstream, Upstream, Wire
 
 ROUNDS = 32  # of messages up to MANY bytes

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hocket.costs import Bytes, Costs
 from hocket.ir import Placement
-from hocket.measured import Link, Readings, Spread, readings
+from hocket.measured.readings import Link, Readings, Spread, readings
 from hocket.tables import table
 from hocket.timeline import Timeline
 

@@ -10,7 +10,8 @@ import numpy as np
 
 from hocket.ir import Queue, Schedule
 from hocket.lower.slots import forwards_first
-from hocket.measured import SECONDS, timeline_of
+from hocket.measured import timeline_of
+from hocket.measured.readings import SECONDS
 from hocket.tables import table
 from hocket.timeline import Timeline
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from hocket.deps import IS_SEND
 from hocket.errors import UsageError
 from hocket.ir import kinds_of
-from hocket.measured import Link
+from hocket.measured.readings import Link
 from hocket.runtime import Hooks, Pipeline
 from hocket.timeline import Timeline
 from hocket.train.ab_compare import turns

@@ -171,7 +171,7 @@ def both_ways(schedule: Schedule) -> tuple[Order, ...]:
 def measure(tell: Tell, settings: Settings) -> dict[str, Any] | None:
     """All of a profile on one rank; rank 0 returns the costs and how they spread."""
     from hocket.costs import costs_toml
-    from hocket.measured import bandwidth_of, fused_of, readings, together
+    from hocket.measured.readings import bandwidth_of, fused_of, readings, together
     from hocket.train.profile import bytes_of, messages_of, profile_text
     from hocket.train.training import Trainer, comm_cpu, run
 

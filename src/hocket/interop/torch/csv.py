@@ -12,8 +12,9 @@ import numpy as np
 
 from hocket.checker import check
 from hocket.deps import BACKWARDS
+from hocket.engine import longest_path
 from hocket.errors import ScheduleError, UsageError
-from hocket.graph import graph, longest_path
+from hocket.graph import graph
 from hocket.interop.placing import placement_of
 from hocket.interop.torch.lowering import add_reduce_grad, add_unshard
 from hocket.interop.torch.text import (

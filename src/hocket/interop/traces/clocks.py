@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket.ir import Array
-from hocket.measured import Messages, no_time_travel
+from hocket.measured.clocks import Messages, no_time_travel
 
 FASTEST = 1e-3  # how much faster one clock runs than another at most; quartz is far below
 

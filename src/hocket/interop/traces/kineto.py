@@ -33,14 +33,9 @@ from hocket.interop.traces.lanes import (
 )
 from hocket.ir import MAX_RANK, Array, Schedule, action_of, encode
 from hocket.lower import strip_communication
-from hocket.measured import (
-    Messages,
-    Readings,
-    messages_of,
-    readings,
-    timeline_of,
-    until_received,
-)
+from hocket.measured import timeline_of
+from hocket.measured.clocks import Messages, messages_of, until_received
+from hocket.measured.readings import Readings, readings
 from hocket.text import number_up_to
 from hocket.timeline import Timeline
 

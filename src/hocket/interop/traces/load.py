@@ -15,7 +15,7 @@ from hocket.interop.traces.perfetto import is_pftrace, read_pftrace
 from hocket.interop.traces.pictures import read_drawn
 from hocket.ir import Schedule
 from hocket.lower import strip_communication
-from hocket.measured import readings
+from hocket.measured.readings import readings
 from hocket.text import as_name
 from hocket.timeline import Timeline
 
