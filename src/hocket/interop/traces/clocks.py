@@ -8,6 +8,7 @@ one with the most room on both sides is taken; half of that room is what it may 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -51,24 +52,37 @@ def lines_of(clocks: int, steps: Sequence[Messages]) -> list[list[Line]]:
 
 def _lines(clocks: int, messages: Messages) -> list[Line]:
     """Clock by clock, the surest next: the line to a clock whose own line is known."""
+    pairs = _by_pair(messages)
     lines: dict[int, Line] = {0: ONE}
-    known: dict[tuple[int, int], Line | None] = {}
+    open_: dict[int, Line] = {}  # the surest line of each clock that has none yet
+    latest = 0
     while len(lines) < clocks:
-        for a in lines:
-            for b in set(range(clocks)) - lines.keys():
-                if (a, b) not in known:
-                    known[a, b] = _between(a, b, lines[a], messages)
-        sure = [
-            (abs(line.within), b, line)
-            for (_, b), line in known.items()
-            if line is not None and line.within is not None and b not in lines
-        ]
-        if not sure:
+        for a, b in pairs:
+            if a == latest and b not in lines and (b, a) in pairs:
+                line = _between(lines[a], pairs[a, b], pairs[b, a])
+                if b not in open_ or _width(line) < _width(open_[b]):
+                    open_[b] = line
+        if not open_:
             break
-        _, b, line = min(sure, key=lambda x: x[:2])
-        lines[b] = line
+        latest = min(open_, key=lambda b: (_width(open_[b]), b))
+        lines[latest] = open_.pop(latest)
     out = [lines.get(clock, Line(0.0, 0.0, None)) for clock in range(clocks)]
     return _in_order(out, messages)
+
+
+def _width(line: Line) -> float:
+    return abs(line.within or 0.0)
+
+
+def _by_pair(messages: Messages) -> dict[tuple[int, int], tuple[Array, Array]]:
+    """When messages were sent and received, by sender and receiver."""
+    order = np.lexsort((messages.receivers, messages.senders))
+    senders, receivers, sent, received = (x[order] for x in messages)
+    at = np.flatnonzero(np.diff(senders, prepend=-1) | np.diff(receivers, prepend=-1))
+    return {
+        (int(senders[i]), int(receivers[i])): (sent[i:j], received[i:j])
+        for i, j in pairwise([*at.tolist(), len(senders)])
+    }
 
 
 def _in_order(lines: list[Line], messages: Messages) -> list[Line]:
@@ -86,14 +100,9 @@ def _in_order(lines: list[Line], messages: Messages) -> list[Line]:
     return [line._replace(offset=line.offset + by) for line, by in zip(lines, moved, strict=True)]
 
 
-def _between(a: int, b: int, line: Line, messages: Messages) -> Line | None:
-    """The line of clock b, where that of a is known; None where messages go one way only."""
-    there = (messages.senders == a) & (messages.receivers == b)
-    back = (messages.senders == b) & (messages.receivers == a)
-    if not there.any() or not back.any():
-        return None
-    sent, received = messages.sent[there], messages.received[back]
-    low_at, high_at = messages.received[there], messages.sent[back]
+def _between(line: Line, there: tuple[Array, Array], back: tuple[Array, Array]) -> Line:
+    """The line of a clock, from messages to and from another whose line is known."""
+    (sent, low_at), (high_at, received) = there, back
     low = sent + line.at(sent) - low_at
     high = received + line.at(received) - high_at
 
