@@ -100,3 +100,9 @@ def test_what_cannot_be_done_is_said(tmp_path, monkeypatch, capsys, words, messa
     (tmp_path / "a.csv").write_text("0F0,0B0\n")
     assert run(*words) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_layout_of_59_layers_for_a_model_of_61_is_refused():
+    words = ("import", "--layout", "Et*29|t*30L", "-p", "2", "-m", "4", "--layers")
+    assert main([*words, "59"]) == 0
+    assert main([*words, "61"]) == 2

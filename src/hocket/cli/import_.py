@@ -37,6 +37,7 @@ class Options:
     p: int | None = option("-p P", "pipeline ranks")
     m: int | None = option("-m M", "microbatches")
     group: int | None = option("--group N", "microbatch group size per virtual stage (default: p)")
+    layers: int | None = option("--layers N", "layers of the model, to compare the layout with")
     weights: LayerWeights = part(LayerWeights)
     json: bool = False
 
@@ -78,7 +79,10 @@ def _load(options: Options) -> Loaded:
     if options.p is None or options.m is None:
         raise UsageError("--layout needs -p and -m")
     weights = options.weights.weights()
-    read = megatron_run(layout, p=options.p, m=options.m, group=options.group, weights=weights)
+    read = megatron_run(
+        layout, p=options.p, m=options.m, group=options.group, layers=options.layers,
+        weights=weights,
+    )  # fmt: skip
     schedule = read.schedule if name is None else read.schedule.renamed(name)
     return Loaded(schedule, read.costs, None, read.warnings)
 
