@@ -98,7 +98,7 @@ def _branch(rng, root, dictionary):
     holder, key = rng.choice(places)
     change = rng.randrange(9)
     if change < 3:
-        holder[key] = rng.choice(VALUES)
+        holder[key] = copy.deepcopy(rng.choice(VALUES))  # the next seed needs them unchanged
     elif change == 3:
         holder[key] = rng.choice(dictionary)
     elif change == 4 and isinstance(holder[key], int | float):

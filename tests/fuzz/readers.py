@@ -34,7 +34,7 @@ def _schedule_json(data):
 
     try:
         value = json.loads(data)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # json's own limits
         raise TextError("input", [(1, f"not JSON: {error}")]) from None
     from_json(value)
     return 0
