@@ -83,7 +83,7 @@ def same_peaks(timeline, engine):
         "select coalesce(p.name || ' ', '') || t.name, max(c.value) from counter c"
         " join track t on t.id = c.track_id left join track p on p.id = t.parent_id group by t.id"
     )
-    wanted = {f"rank {r.rank} in flight": r.peak_in_flight for r in timeline.ranks}
+    wanted = {f"rank {r} in flight": x for r, x in enumerate(timeline.in_flight)}
     if timeline.bytes != Bytes():
         wanted |= {f"rank {r.rank} memory": r.peak_bytes for r in timeline.ranks}
     unpadded = {re.sub(r"\b0(?=\d)", "", name): peak for name, peak in rows}
