@@ -58,10 +58,10 @@ unpipelined model.
 p - 1 - r, so that every rank holds p/2 + 1 microbatches, not p - r. That says where bytes lie, not
 who runs what: the order is that of `1f1b`, and in hocket only a backward frees what a forward took.
 Its price is traffic: with the latest microbatch evicted first, rank r sends away and fetches back
-(p/2 - 1 - r)/(p - 1 - r) of its microbatches. An activation takes about 34 bytes a layer, token
+(p/2 - 1 - r)/(p - 1 - r) of its microbatches. An activation takes about 34 bytes per layer, token
 and hidden unit (bf16, attention scores not kept), a message 2; so with ten layers a stage and p=8,
 rank 0 sends 73 messages' worth for every microbatch and fetches them back: each takes 0.6 F of
-every 3 F over 50 GB/s at hidden 8192. `v-half`, with two stages a rank and split backwards, holds
+every 3 F over 50 GB/s at hidden 8192. `v-half`, with two stages per rank and split backwards, holds
 exactly as much as BPipe, moves nothing, and is faster; F = I = W = 1:
 
 ```text
@@ -88,7 +88,7 @@ microbatch in hocket walks one path, and a schedule holds its forwards and backw
 **Slices of sequences that share work.** SlimPipe is 1F1B over equal slices, as `seq1f1b`, and
 evens out their attention by sending parts of it to other ranks, which hocket does not model:
 `slice` in the costs gives each slice its own time. HelixPipe gives the attention of one layer to
-another rank for each microbatch. MEPipe interleaves slices over several stages a
+another rank for each microbatch. MEPipe interleaves slices over several stages per
 rank, as `seq1f1b-interleaved` does; its own order could not be checked.
 
 **Samples of uneven length.** DynaPipe, SlimPack and Skrull form microbatches from the lengths of

@@ -47,6 +47,6 @@ def order_of(schedule: Schedule) -> list[str]:
 
 
 def written(name: str, paths: list[str], *lines: str) -> Schedule:
-    """A schedule written by hand: paths such as "0 1 | 0-3", one line a queue."""
+    """A schedule written by hand: paths such as "0 1 | 0-3", one line per queue."""
     head = ["# hocket 1", f"name {name}", *(f"path {k}: {p}" for k, p in enumerate(paths))]
     return loads("\n".join([*head, *lines]))

@@ -158,7 +158,7 @@ def test_costs_of_layers_are_joined_to_even_stages_in_every_verb(capsys, costs):
     file = costs('per = "layer"\nF = [1, 1, 1, 1, 1, 3]\nI = 1\nW = 1\n')
     seen = of_json(capsys, "simulate", "1f1b", "-p", 2, "-m", 4, "--costs", file)
     words = ["-p", 2, "-m", 4, "--costs", file, "--shapes", "linear", "-v", 1]
-    planned = of_json(capsys, "plan", *words, "--no-search", "--backward", "whole")
+    planned = of_json(capsys, "plan", *words, "--no-search", "--backward", "full")
     assert sum(planned["layers"]) == 6
     row = of_json(capsys, "compare", "-p", 2, "-m", 4, "1f1b", "--costs", file)["rows"][0]
     assert seen["makespan"] == row["makespan"] >= planned["makespan"]

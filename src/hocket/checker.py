@@ -410,7 +410,7 @@ def _deadlock(
 ) -> list[Problem]:
     """Each cycle of waits of a schedule that stops, action by action, and who hangs behind them.
 
-    when, advice: what is said after "deadlock", and at the end of each cycle.
+    when, advice: words after "deadlock", and at the end of each cycle.
     """
     if not g.stuck:
         return []

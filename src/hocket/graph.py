@@ -112,8 +112,8 @@ class _Nodes(NamedTuple):
     """The nodes of a schedule: `visit[first[i]:first[i + 1]]` are the actions of node i.
 
     Without `visit` they are those positions themselves, without `of_action` each action is a
-    node. `posts[k]`: the action that a posted RECV, the k-th of the last nodes, stands behind;
-    below 0 where it stands first.
+    node. `posts[k]`: the action that a posted RECV, the k-th of the last nodes, follows;
+    below 0 where it comes first.
     """
 
     chains: Array
@@ -455,7 +455,7 @@ def link(  # noqa: C901 (a call inside this nest would make it ten times slower,
 
     Node i holds the actions `visit[first[i]:first[i + 1]]`, or those positions themselves where
     `visit` is empty, and is its own action where `node_of` is empty. Edges that a chain's own
-    order implies are left out unless `keep`. Late: a source that stands behind in the same chain.
+    order implies are left out unless `keep`. Late: a source that comes later in the same chain.
     """
     m, e, n_open, n_late = len(lengths), 0, 0, 0
     n_serial = len(first) - 1 - len(posts)

@@ -301,7 +301,7 @@ def wave(p: int, m: int, v: int) -> Placement:
 
 
 def vshape(p: int, m: int) -> Placement:
-    """Two stages a rank, there and back: `0 1 2 3 3 2 1 0`."""
+    """Two stages per rank, there and back: `0 1 2 3 3 2 1 0`."""
     return wave(p, m, 2)
 
 

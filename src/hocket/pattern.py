@@ -115,7 +115,7 @@ def run(kind: Kind, stage: Any, mbs: Iterable[int] | Array) -> Pattern:
 
 
 def lay(codes: Array, stage: Any = 0) -> Pattern:
-    """One slot for each code; `stage`, one number or one a queue, is added to their stages.
+    """One slot for each code; `stage`, one number or one per queue, is added to their stages.
 
     codes: `[slot]`, or `[queue, slot]`.
     """

@@ -1,4 +1,4 @@
-"""The `.sched` text form and JSON, in and out. Reading never guesses: every fault is told."""
+"""The `.sched` text form and JSON, in and out. Reading never guesses: every fault is reported."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ class _Path(NamedTuple):
 class _Reader:
     """Collects what the lines say, and every fault.
 
-    A line that cannot be understood is told once: what is missing for its sake is not.
+    A line that cannot be understood is reported once; what is missing because of it is not.
     """
 
     def __init__(self, source: str) -> None:
@@ -315,7 +315,7 @@ class _Reader:
         return why is not None
 
     def _match_queues(self, placement: Placement, n_lines: int) -> None:
-        """Every queue of the paths has a line, and every line a rank of the paths."""
+        """Every queue of the paths has a line, and every line per rank of the paths."""
         if not self.faults:  # a line that is missing may be one that could not be read
             for queue in placement.queues:
                 if queue not in self.order:

@@ -1,6 +1,6 @@
 """A counter of memory: what each rank holds at its fullest, in pairs in flight and in bytes.
 
-A forward takes its activation when it starts; a whole backward or an I gives it back when it
+A forward takes its activation when it starts; a full backward or an I gives it back when it
 ends, an I keeps what is held until its W ends; a running backward has its gradient buffers.
 What runs in one slot takes together and gives back together. Between the queues of a rank, what
 ends at a time is given back before what starts then takes.

@@ -75,9 +75,9 @@ def test_virtual_stages_are_interleaved_in_groups():
     ("layout", "p", "m", "group", "sentence"),
     [
         ("Et|tt|L", 2, 4, None, "3 stages do not divide over 2 ranks"),
-        ("tE|tL", 2, 4, None, "the embedding E must stand once, before all layers"),
-        ("Et|Lt", 2, 4, None, "the loss L must stand once, behind all layers"),
-        ("Et|t|m|tL", 2, 4, None, "multi-token prediction m must stand behind all layers"),
+        ("tE|tL", 2, 4, None, "the embedding E must appear once, before all layers"),
+        ("Et|Lt", 2, 4, None, "the loss L must appear once, after all layers"),
+        ("Et|t|m|tL", 2, 4, None, "multi-token prediction m must come after all layers"),
         ("Et|t|m|mL", 4, 8, None, "all of multi-token prediction m must be in one stage, not in "),
         ("Et|m|t|tL", 2, 4, None, "m must be in the last virtual stage of its rank"),
         ("Et|t|t|tL", 2, 5, None, "5 microbatches in groups of 2 leave 1 for the last"),

@@ -158,7 +158,7 @@ SILENT = {
         MESSAGES.replace("0REDUCE_GRAD", "0REDUCE_GRAD,0REDUCE_GRAD"),
         "rank 0 cell 9: 0REDUCE_GRAD appears twice: the gradients would be divided twice",
     ),
-    "a typo that torch reads as a whole backward": (
+    "a typo that torch reads as a full backward": (
         GPIPE.replace("1B1", "1BW1"),
         "rank 1 cell 3: torch reads 1BW1 as 1B",
     ),

@@ -20,7 +20,7 @@ def test_1f1b_in_the_memory_it_has_gains_what_zero_bubble_gains(tmp_path):
     assert max(peaks) <= 4
     assert "it would save 18" in str(found)
     assert found.as_json()["gain"] == found.gain
-    assert found.notes == ("the run has whole backwards; I and W are taken as halves of them",)
+    assert found.notes == ("the run has full backwards; I and W are taken as halves of them",)
 
 
 def test_whole_backwards_stay_whole_where_that_is_asked(tmp_path):

@@ -26,7 +26,7 @@ def run(capsys, *words):
 
 
 def profiled(folder, timeline):
-    """Traces as torch.profiler writes them of a timeline with messages: a file a rank."""
+    """Traces as torch.profiler writes them of a timeline with messages: a file per rank."""
     s = timeline.schedule
     events = [[] for _ in range(s.p)]
     for a, slot in enumerate(s.slot_of_action.tolist()):

@@ -1,4 +1,4 @@
-"""The cut of layers and recomputation that a plan chooses, against all of them; what it claims."""
+"""The partition of layers and recomputation of a plan, against all others; what it claims."""
 
 import re
 import time
@@ -91,7 +91,7 @@ def test_what_was_chosen_is_not_called_proven_though_its_own_bound_is_met():
     found = plan(asked(4, 4, costs=HEAVY_ENDS, memory=30))
     assert found.gap == 0 and not found.proven and not as_json(found)["proven"]
     text = as_text(found)
-    assert "no order of this placement with this cut of layers is below 66 " in text
+    assert "no order of this placement with this partition of layers is below 66 " in text
     assert "this is the best of these; other choices were tried, not ruled out" in text
     assert "optimal" not in text
     drawn = curve(asked(4, 4, costs=HEAVY_ENDS), "memory", (30, 60))
@@ -143,11 +143,11 @@ def test_static_memory_that_is_too_much_alone_is_told_with_the_limit():
     costs = Costs(bytes=Bytes(static=1000, activation=100, message=3), per="rank")
     lines = nothing(asked(4, 8, costs=costs, memory=900, split=False))
     assert lines[1] == (
-        "  nearest: linear p=4, whole backward: rank 0 needs 1.1 kB, 1 kB static and 100 B for "
+        "  nearest: linear p=4, full backward: rank 0 needs 1.1 kB, 1 kB static and 100 B for "
         "one microbatch; the limit is 900 B"
     )
     assert lines[2] == (
-        "  worth trying: -p 8: linear p=8, whole backward: rank 0 needs 550 B, 500 B static and "
+        "  worth trying: -p 8: linear p=8, full backward: rank 0 needs 550 B, 500 B static and "
         "50 B for one microbatch; the limit is 900 B"
     )
 
@@ -165,7 +165,7 @@ def test_recomputation_that_would_make_it_fit_is_named():
     costs = Costs(bytes=Bytes(activation=100, message=1), per="rank")
     lines = nothing(asked(4, 8, "v", costs=costs, memory=60, split=False))
     assert any(
-        x == "  worth trying: --recompute full: v p=4, whole backward: rank 0 needs 51 B, "
+        x == "  worth trying: --recompute full: v p=4, full backward: rank 0 needs 51 B, "
         "0 B static and 51 B for one microbatch; the limit is 60 B"
         for x in lines
     )

@@ -151,7 +151,7 @@ def close(got: Tensor | None, want: Tensor | None, what: str, tolerance: float =
 
 
 def held(schedule: Schedule, rank: int, modules: list[nn.Module]) -> dict[int, nn.Module]:
-    """Copies of the modules whose stages a rank holds."""
+    """Copies of the modules whose stages per rank holds."""
     return {s: copy.deepcopy(modules[s]) for s in schedule.placement.stages_of_rank[rank]}
 
 

@@ -95,7 +95,7 @@ def test_experts_that_cannot_be_shared_are_one_sentence():
 
     with pytest.raises(UsageError, match=r"^4 experts cannot be shared evenly by 3 replicas$"):
         moe.build(0, 4, group=Three())
-    with pytest.raises(UsageError, match=r"^this model has 4 stages a layer \(attn, disp, mlp, "
+    with pytest.raises(UsageError, match=r"^this model has 4 stages per layer \(attn, disp, mlp, "
                        r"comb\), but the schedule has 2 stages; take moe-pair, or another "
                        r"--model$"):  # fmt: skip
         moe.build(0, 2)

@@ -59,7 +59,7 @@ def greedy(placement: Placement, slices: int, *kinds: Kind):
 
 ORDERS = {
     "split backwards": lambda: greedy(linear(2, 6), 3, Kind.I, Kind.W),
-    "two stages a rank in a V": lambda: greedy(vshape(2, 4), 2, Kind.B),
+    "two stages per rank in a V": lambda: greedy(vshape(2, 4), 2, Kind.B),
     "split backwards in a V": lambda: greedy(vshape(2, 6), 2, Kind.I, Kind.W),
     "whole and split backwards in turn": lambda: loads("""# hocket 1
 name mixed

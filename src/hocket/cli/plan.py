@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 OBJECTIVES = ("makespan", "span", "period")
 SHAPES = ("linear", "looped", "v", "wave", "mirrored")
-_SPLIT = {"split": True, "whole": False, "either": None}
+_SPLIT = {"split": True, "full": False, "either": None}
 _BUFFERS = {"none": "none", "in-flight": "in flight", "each": "each"}
 
 

@@ -21,7 +21,7 @@ class Options:
     selection: Selection = part(Selection)
     training: Training = part(Training)
     backward: str = option(
-        "--backward", "both: the order with whole backwards and with split ones, step by step in "
+        "--backward", "both: the order with full backwards and with split ones, step by step in "
         "turn; holds the model twice. own: as the schedule has them (default: both)",
         of=("both", "own"), default="both",
     )  # fmt: skip

@@ -85,8 +85,8 @@ class Costs:
     the rank is busy (20 of 132 SMs given to messages: Fraction(132, 112)).
     cores: how many compute queues work at full speed at once, where the ranks share the cores of
     one machine; n of them work at cores/n of it. Left out: each has a core, or a device, to itself.
-    comm_cpu: how long each message between ranks keeps a shared core busy beside all that; nobody
-    waits for it but for the core.
+    comm_cpu: how long each message between ranks keeps a shared core busy in addition; it delays
+    nothing else.
     per: what F, I, W, B, FB and bytes are the costs of, one of PER; None where a file does not
     say it, which is refused where it matters (`scaling.fitted`).
     Integers and fractions are exact; one float makes all times floats.

@@ -50,7 +50,7 @@ class Settings:
 
     @property
     def v(self) -> int:
-        """Virtual stages a rank."""
+        """Virtual stages per rank."""
         return len(self.stages) // self.p
 
     @property
@@ -196,13 +196,13 @@ def _misplaced(layers: str) -> list[str]:
     """What is wrong with the layers of all stages, one after the other."""
     out = []
     if layers.count("E") != 1 or not layers.startswith("E"):
-        out.append("the embedding E must stand once, before all layers")
+        out.append("the embedding E must appear once, before all layers")
     if layers.count("L") != 1 or not layers.endswith("L"):
-        out.append("the loss L must stand once, behind all layers")
+        out.append("the loss L must appear once, after all layers")
     if "t" not in layers:
         out.append("there is no transformer layer t")
     if "t" in layers and "m" in layers and layers.index("m") < layers.rindex("t"):
-        out.append("multi-token prediction m must stand behind all layers")
+        out.append("multi-token prediction m must come after all layers")
     return out
 
 

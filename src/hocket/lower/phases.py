@@ -1,6 +1,6 @@
 """MoE layers inside a stage: attention, dispatch, experts, combine as stages on two queues.
 
-No kinds and no rules of its own: a phase is a stage, its stream a queue.
+No kinds and no rules of its own: a phase is a stage, its stream per queue.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ A word is a phase and a letter: F forward, B backward, W weight gradient; where 
 word its B is the input gradient only. The phases of each queue run in the order of their words.
 All layers run the words before a bar first, then the words after it.
 
-serial: nothing overlaps. naive: phase against phase, whole backwards, as the reference trace
+serial: nothing overlaps. naive: phase against phase, full backwards, as the reference trace
 "moe_bad_overlap". ring: the same with weight gradients on their own, after the next forward of
 the same phase. deepseek: the weight gradient of the experts before their next forward, which
 fills the wait for the dispatch (read from DeepSeek's published trace, github.com/deepseek-ai/
@@ -101,7 +101,7 @@ def pair(layers: int = 1, order: str = "deepseek") -> Schedule:
 
     It is a fragment: the forward of microbatch 0 ran before it and the backward of microbatch 1
     runs after it, so it does not check as complete; `simulate_shared(..., fragment=True)` times
-    it alone. `hocket simulate moe-pair` runs it with what stands before and after.
+    it alone. `hocket simulate moe-pair` runs it with what comes before and after.
 
     >>> for queue, slots in pair(1, "deepseek").order.items():
     ...     print(f"{queue}:", *slots)

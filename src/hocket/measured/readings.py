@@ -72,7 +72,7 @@ class Readings:
 
         time, gap: what is typical of actions, and of what lies between them ("low", the lower
         quartile, where long ones are those of a busy machine). A kind that the order does not
-        have comes from those it has: a whole backward is I and W, and these are half of it each.
+        have comes from those it has: a full backward is I and W, and these are half of it each.
         With slices the times are those of the mean slice, and each slice has one factor for all.
         bandwidth: of the links, in bytes a time unit. message: bytes of the mean one that passed
         between ranks; what that is of their time is taken off the latency, which is 0 at least.
@@ -133,7 +133,7 @@ def readings(
 
     unit: of the result (left out: theirs). waited: a RECV ends where its consumer begins, as our
     own ranks record it, and not where the message came. What passes between two actions is then
-    what does after a message that was surely there; where nothing does, nothing is told. cores:
+    what does after a message that was surely there; where nothing does, it is unknown. cores:
     of the one machine, where more ranks than that computed on it; left out: each had its own.
     comm_cpu: how long each message kept one of these busy, in the result's unit.
     """
@@ -211,7 +211,7 @@ def _of_ranks(s: Schedule) -> Array:
 
 
 def together(whole: Readings, split: Readings) -> Readings:
-    """One order run with whole backwards and run with split ones, as one: all four kinds.
+    """One order run with full backwards and run with split ones, as one: all four kinds.
 
     What a forward takes longer where its backward is split (of the medians) is counted to I.
     """

@@ -39,7 +39,7 @@ class Given:
     """What the command line gave: the schedules, the costs, the limit in bytes, a trace.
 
     costs: a path or a built-in profile. measured: the timeline of a trace, `read` the costs that
-    were read from it, `label` and `notes` what is said of it.
+    were read from it, `label` and `notes` the words about it.
     """
 
     schedule: Schedule

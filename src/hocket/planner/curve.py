@@ -186,7 +186,7 @@ def _point(limit: Number, found: Plan | None) -> Point:
         return Point(limit, None, None, "", "nothing fits", "", None)
     bound: Bound = found.floor
     paths = found.schedule.placement.paths
-    shape = f"{found.schedule.name}, {len(paths[0]) // found.schedule.p} stages a rank"
+    shape = f"{found.schedule.name}, {len(paths[0]) // found.schedule.p} stages per rank"
     return Point(
         limit, found.value, bound.value, bound.argument, shape, found.found_by, found.schedule,
         found.proven,

@@ -88,7 +88,7 @@ def what_if(paths: Sequence[str | Path], *, step: int | None = None, **limits: A
     now = simulate(loaded.schedule, loaded.costs)
     notes = []
     if not loaded.schedule.has_split_backward and limits.get("split") is None:
-        notes.append("the run has whole backwards; I and W are taken as halves of them")
+        notes.append("the run has full backwards; I and W are taken as halves of them")
     return WhatIf(loaded, now, plan(request_of(loaded, now, **limits)), tuple(notes))
 
 

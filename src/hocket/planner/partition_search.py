@@ -1,4 +1,4 @@
-"""The cut of layers and the recomputation of each stage, chosen by what a short search reaches."""
+"""The partition of layers and the recomputation of each stage, chosen by a short search."""
 
 from __future__ import annotations
 

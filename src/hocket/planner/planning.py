@@ -28,7 +28,7 @@ from hocket.search.problem_bounds import best_bound
 from hocket.search.search import Arena
 from hocket.simulator import simulate
 
-_FOR_SETTINGS = 0.2  # share of the time limit for the cut of layers and what is recomputed
+_FOR_SETTINGS = 0.2  # share of the time limit for the partition of layers and what is recomputed
 FOR_NAMES = 0.3  # share of the time limit after which no more options of named schedules are tried
 
 Placements = set[tuple[int, frozenset[tuple[Queue, ...]]]]

@@ -86,7 +86,7 @@ def _shape(plan: Plan) -> str:
 
 def _bound_line(plan: Plan) -> str:
     unit = plan.costs.unit
-    settings = {"cut of layers": plan.layers, "recomputation": plan.recompute}
+    settings = {"partition of layers": plan.layers, "recomputation": plan.recompute}
     chosen = " and ".join(f"this {name}" for name, values in settings.items() if values)
     line = f"no order {plan.scope}{f' with {chosen}' if chosen else ''} is below "
     line += f"{format_time(plan.bound.value, unit)} ({plan.bound.argument}): "

@@ -62,11 +62,11 @@ class Request:
     "none", one for each microbatch "in flight", or "each" of the step. search: look for orders
     beyond the registered and listed ones. objective: a key of OBJECTIVES. margin: of
     orders whose value is above the best by no more than this share, the simplest is the answer:
-    fewest copies, fewest stages a rank, whole backwards, then the fastest (left out: 0; where ranks
-    share cores 0.03, since predictions are no surer there). time_limit: seconds; rounds: the most
-    rounds of search (the answer depends on these and the seed alone if the time suffices);
-    patience: seconds without a better order that end the search. solver: prove or improve with
-    OR-tools where it is small enough, in solver_time more.
+    fewest copies, fewest stages per rank, full backwards, then the fastest (left out: 0, or
+    0.03 where cores are shared, as predictions are no surer there). time_limit: seconds; rounds:
+    the most rounds of search (the answer depends on these and the seed alone if the time
+    suffices); patience: seconds without a better order that end the search. solver: prove or
+    improve with OR-tools where it is small enough, in solver_time more.
     """
 
     p: int | tuple[int, ...]
@@ -192,9 +192,9 @@ class Entrant(NamedTuple):
 class Plan:
     """The answer: a schedule that fits, its costs per stage, what it reaches and what nothing can.
 
-    bound: of the orders that `scope` names, with this cut of layers and what is recomputed;
-    floor: of every placement considered. proven: value is the floor, and that holds for every cut
-    and every recomputation. found_by: where the order comes from. history: (seconds, value)
+    bound: of the orders that `scope` names, with this partition of layers and recomputation;
+    floor: of every placement considered. proven: value is the floor, and that holds for every
+    partition and recomputation. found_by: where the order comes from. history: (seconds, value)
     whenever a better one was found. recompute: level, and layers: number of layers of each stage,
     if any. interrupted: the search was ended by Ctrl-C. finalists: the best orders by name, the
     answer first.
@@ -225,7 +225,7 @@ class Plan:
 
     @property
     def is_chosen(self) -> bool:
-        """True when the cut of layers, or what is recomputed, was chosen and others not ruled out.
+        """True when other partitions of layers or other recomputation are not ruled out.
 
         Recomputation only takes time where no limit in bytes asks for it.
         """

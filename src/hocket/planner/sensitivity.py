@@ -190,7 +190,7 @@ class Robustness:
 
 
 def jittered(found: Plan, spread: float, *, samples: int = 500, seed: int = 0) -> Robustness:
-    """How the plan's best orders fare when every action's time varies by chance.
+    """How the plan's best orders fare when every action's time varies at random.
 
     spread: standard deviation of an action's time as a share of it.
     """

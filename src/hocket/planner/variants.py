@@ -37,7 +37,7 @@ class Variant:
     @property
     def name(self) -> str:
         """How the variant is called: `v p=4 split`."""
-        kinds = "split" if self.problem.kinds == SPLIT else "whole"
+        kinds = "split" if self.problem.kinds == SPLIT else "full"
         v = f" v={self.v}" if self.shape in ("looped", "wave") else ""
         return f"{self.shape}{v} p={self.p}, {kinds} backward"
 

@@ -40,7 +40,7 @@ ASCII = Marks(".", "|", "++", "-", "+", "&")
 class Style(NamedTuple):
     """How a tile is labelled.
 
-    letters: kinds are told by letters (by colour where not). own_row: letters have a row above
+    letters: letters distinguish kinds (colours where not). own_row: letters have a row above
     the numbers. upright: numbers are written downwards, so that a tile needs one column.
     gap: blank columns after a label.
     """

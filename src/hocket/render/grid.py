@@ -23,7 +23,7 @@ PIPED_WIDTH = 200
 NARROWEST = 20  # columns; a narrower terminal breaks the lines itself
 BARE = 40  # columns below which idle shares and peaks are left out
 MOST_ROWS = 64  # more queues than this are grouped
-MOST_LINES = 96  # styles with several lines a queue are left out beyond this
+MOST_LINES = 96  # styles with several lines per queue are left out beyond this
 NUMBERED_ROWS = 16  # a sampled grid of at most this many rows has a line of numbers under each
 ENOUGH = 0.8  # part of the tiles that must have room for their label before sampling
 

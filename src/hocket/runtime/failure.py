@@ -64,7 +64,7 @@ def place(program: Program, entry: Entry | None, names: Sequence[int]) -> Place:
 
 
 def _consumer(program: Program, entry: Entry) -> str:
-    """The computation that a WAIT stands before."""
+    """The computation that a WAIT precedes."""
     entries = program.entries
     at = entries.index(entry)
     after = next(e for e in entries[at:] if e.role is Role.RUN)

@@ -337,7 +337,7 @@ class Pipeline:
     ) -> None:  # fmt: skip
         """Compares loss and gradients of one step with the unpipelined model; collective.
 
-        The whole batch goes through the stages one after the other, with whole backwards; or its
+        The whole batch goes through the stages one after the other, with full backwards; or its
         microbatches do, where the batch is a list or weights or a seed are given. In a schedule
         with slices a seed does not count: the sequences are left uncut, and nothing is dropped
         out. Gradients and buffers are left as they were.

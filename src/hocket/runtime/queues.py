@@ -227,7 +227,7 @@ def _stage_on_two(schedule: Schedule) -> tuple[int, int, str] | None:
 def _lines(program: Program) -> list[list[_Unit]]:
     """The units of each queue of the rank, in its order.
 
-    A wait belongs to the computation that it stands before, a release to what comes next on its
+    A wait belongs to the computation that it precedes, a release to what comes next on its
     queue. A receive is posted where it stands on its queue: among several queues, the program has
     it where its message comes.
     """

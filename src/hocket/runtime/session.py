@@ -142,7 +142,7 @@ class Session:
     # --- failure ----------------------------------------------------------------------------
 
     def guard(self, call: Callable[[], Any], phase: str) -> Any:
-        """What a call returns; a failure of it is told to all ranks and ends the pipeline.
+        """What a call returns; its failure is reported to all ranks and ends the pipeline.
 
         phase: what it is, in words; "" for an execution, which says itself where it is.
 
@@ -214,7 +214,7 @@ def _break(groups: Sequence[Any]) -> None:
 
 
 def _names(group: Any, size: int, replicas: Any) -> list[int]:
-    """The number of each rank of a pipeline among all processes, for what is said of failures."""
+    """The number of each rank of a pipeline among all processes, for messages about failures."""
     if isinstance(group, torch.distributed.ProcessGroup):
         return torch.distributed.get_process_group_ranks(group)
     first = 0 if replicas is None else replicas.rank() * size

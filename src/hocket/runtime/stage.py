@@ -1,4 +1,4 @@
-"""One stage on one rank: forward, whole backward, and backward in two halves, a microbatch each.
+"""One stage on one rank: forward, full backward, and backward in two halves, a microbatch each.
 
 Holds what a microbatch keeps alive between its actions, and frees it at once; knows neither orders
 nor messages.

@@ -32,7 +32,7 @@ def without_dropout(modules: Mapping[int, nn.Module]) -> Generator[None]:
 
 
 def one_after_the_other(schedule: Schedule, *, whole: bool) -> Schedule:
-    """The order without any pipelining: every microbatch alone, forward and whole backward.
+    """The order without any pipelining: every microbatch alone, forward and full backward.
 
     The slices of a sequence go together. whole: the batch is a single microbatch on path 0, its
     sequences uncut.

@@ -99,7 +99,7 @@ def v_min(p: int, m: int) -> Schedule:
     use="Any activation memory between V-Min and ZB-V: the best order found for that limit.",
 )
 def v_auto(p: int, m: int, *, limit: int | None = None) -> Schedule:
-    """Two stages a rank in a V, in the best order found that keeps to a limit.
+    """Two stages per rank in a V, in the best order found that keeps to a limit.
 
     limit: stages in flight per rank until W, two for a whole microbatch; left out, 2p, where
     ZB-V's makespan is reached. This order is made for F = I = W, where from V-Min's memory on it
@@ -125,7 +125,7 @@ def v_auto(p: int, m: int, *, limit: int | None = None) -> Schedule:
     use="Two thirds of the activation memory of 1F1B where backwards cannot be split.",
 )
 def v_1f1b(p: int, m: int) -> Schedule:
-    """Whole backwards in a V: two thirds of the memory of 1F1B and about its bubble.
+    """Full backwards in a V: two thirds of the memory of 1F1B and about its bubble.
 
     Rank r holds stages r and 2p - 1 - r. ceil((2p + 1)/3) microbatches in flight, of two stages
     each. Bubble at F = 1, B = 2, no latency: 15 stage times for p = 4, 33 for p = 8, where 1F1B

@@ -101,7 +101,7 @@ def dualpipev(p: int, m: int) -> Schedule:
 class _Stream:
     """n microbatches of one stage, from `first` on, taken in order by forwards and by backwards.
 
-    stage, first and what is taken: one number, or one a rank.
+    stage, first and what is taken: one number, or one per rank.
     """
 
     def __init__(self, stage: Any, first: Any, n: int) -> None:

@@ -17,7 +17,7 @@ _PACES = (Costs(F=2, I=1, W=1), Costs())  # a backward as long as a forward, and
 @register(
     "hanayo",
     source="Liu et al., Hanayo, arXiv 2308.15762, section 3",
-    rules=(("v even: a wave is two stages a rank", lambda v: v % 2 == 0),),
+    rules=(("v even: a wave is two stages per rank", lambda v: v % 2 == 0),),
     use="Few microbatches without a second copy of the weights; v/2 waves cut the bubble.",
 )
 def hanayo(p: int, m: int, *, v: int = 2) -> Schedule:

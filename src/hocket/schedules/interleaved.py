@@ -1,4 +1,4 @@
-"""Interleaved 1F1B: several stages a rank, round robin."""
+"""Interleaved 1F1B: several stages per rank, round robin."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def _group_fits(p: int, m: int, group: int | None) -> bool:
     ),
 )
 def interleaved(p: int, m: int, *, v: int = 2, group: int | None = None) -> Schedule:
-    """1F1B over v stages a rank: less bubble for more messages and more in flight.
+    """1F1B over v stages per rank: less bubble for more messages and more in flight.
 
     Microbatches go in groups: a rank runs a whole group through one of its stages before the
     next stage (`group` is Megatron's microbatch_group_size_per_vp_stage). Left out, the groups
@@ -67,7 +67,7 @@ def interleaved(p: int, m: int, *, v: int = 2, group: int | None = None) -> Sche
     source="NVIDIA Megatron-LM, combined 1F1B of MoE models (overlap of expert communication)",
     rules=(("a group of at least min(p, m) and at most m microbatches, "
             "with m mod group either 0 or at least p", _group_fits),),
-    use="MoE models with several stages a rank: hides expert communication under the other pass.",
+    use="MoE models with several stages per rank: hides expert communication under the other pass.",
     formula=Formula(
         "pv(f + b) + (mv - p(v - 1) - 1)fb, times of one stage",
         "no latency, m a multiple of p, groups of p, fb >= max(f, b)",

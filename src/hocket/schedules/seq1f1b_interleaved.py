@@ -21,7 +21,7 @@ from hocket.schedules.registry import Formula, register
         ("slices of 1 or more, dividing p", lambda p, slices: slices >= 1 and p % slices == 0),
         ("m slices a multiple of p", lambda p, m, slices: slices < 1 or m * slices % p == 0),
     ),
-    use="Long sequences with several stages a rank: slices and stages both cut the bubble.",
+    use="Long sequences with several stages per rank: slices and stages both cut the bubble.",
     formula=Formula(
         "(m slices v + p - 1)(f + b), f and b of one slice and stage",
         "no latency, slices that cost the same",

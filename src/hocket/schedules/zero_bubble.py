@@ -91,7 +91,7 @@ def zb_h2(p: int, m: int) -> Schedule:
     ),
 )
 def zb_v(p: int, m: int) -> Schedule:
-    """Zero bubble on a V: two stages a rank, there and back, with the memory of 1F1B.
+    """Zero bubble on a V: two stages per rank, there and back, with the memory of 1F1B.
 
     Rank r holds stages r and 2p - 1 - r. For F = I = W and m >= 2p - 1 the span has no bubble
     (6m stage units) and the makespan is 6m + p - 1; for other costs the bubble does not grow

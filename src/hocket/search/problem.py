@@ -197,7 +197,7 @@ class Problem:
 
     @cached_property
     def joint(self) -> tuple[Array, Array]:
-        """Ticks of a slot of two types, and of a forward, an I (by these two) and its W.
+        """Ticks of a fused slot by its two types, and of a forward, an I (by these two) and its W.
 
         Both `[type, type]`, in the order of `side`; infinite where there is no such slot.
         """

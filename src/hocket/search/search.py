@@ -247,7 +247,7 @@ class Arena:
         return order if ended else None
 
     def random_start(self, rng: np.random.Generator, known: Sequence[Found]) -> Array:
-        """An order of a list scheduler with penalties by chance; a known one if it stops."""
+        """An order of a list scheduler with random penalties; a known one if it stops."""
         p = self.problem
         forward = p.kind == Kind.F
         for _ in range(8):
@@ -291,7 +291,7 @@ class Arena:
         return out
 
     def _occurrence(self, order: Array) -> Array:
-        """How often each position's type stands before it, `[position]`."""
+        """How often each position's type comes before it, `[position]`."""
         types = order % self.problem.n_types
         by_type = np.argsort(types, kind="stable")
         out = np.empty_like(types)

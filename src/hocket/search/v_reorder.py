@@ -54,7 +54,7 @@ def min_block(p: int) -> Block:
 
 
 def whole_block(p: int) -> Block:
-    """V-1F1B: whole backwards (2 units), which wait 3 units at every third rank."""
+    """V-1F1B: full backwards (2 units), which wait 3 units at every third rank."""
     steps = [5 if (i - p - 1) % 3 == 0 else 2 for i in range(2 * p - 1)]
     ones, down, up = (1,) * (p - 1), tuple(steps[: p - 1]), tuple(steps[:-p:-1])
     return Block((ones, ones, down, up), (1, 1 if p % 3 else 4, steps[p - 1]))

@@ -232,7 +232,7 @@ class _Shape:
     def _packed(self, orders: Array) -> Array:
         """The orders with as many forwards before the first backward as the limit allows.
 
-        More forwards of the first stage come in; what stands there is taken as it arrives.
+        More forwards of the first stage come in; what follows is taken as it arrives.
         """
         leg, mb, half = self.leg[orders], self.mb[orders], self.legs // 2
         begun = np.maximum.accumulate(leg >= half, axis=2)

@@ -78,7 +78,7 @@ def simulate_jitter(
     schedule: Schedule, costs: Costs = UNIT, *, samples: int = 1000, spread: float = 0.05,
     seed: int = 0,
 ) -> Samples:  # fmt: skip
-    """The makespans when every action takes longer or shorter by chance.
+    """The makespans when every action takes longer or shorter at random.
 
     Each slot's time is multiplied by a normal variate of mean 1 and standard deviation `spread`
     (never below 0), drawn anew in every sample.

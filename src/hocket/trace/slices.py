@@ -24,7 +24,7 @@ LONGEST = 2**62  # ns, 146 years: beyond it sums of times no longer fit
 class Line(IntEnum):
     """Which line of its queue a slice is drawn on, in the order in which a file holds them.
 
-    Sends stand before receives: where both begin at the same instant, viewers draw the arrow
+    Sends precede receives: where both begin at the same instant, viewers draw the arrow
     from the one that they read first.
     """
 

@@ -238,7 +238,7 @@ def _how_killed(rank: int, code: int, action: str) -> str:
 
 
 class _Start(NamedTuple):
-    """What a rank is told at its start."""
+    """What a rank receives at its start."""
 
     rank: int
     nproc: int

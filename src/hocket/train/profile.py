@@ -131,7 +131,7 @@ def messages_of(probes: Mapping[int, Probe], placement: Placement) -> list[int]:
 def profile_text(
     seen: Readings, probes: Mapping[int, Probe], links: Sequence[Link], fused: Spread
 ) -> str:
-    """Tables of times, of bytes and of links, and what a slot of two actions takes."""
+    """Tables of times, of bytes and of links, and the time of fused slots."""
     rows = [
         [name, f"{x.median:.3f}", f"{x.low:.3f} to {x.high:.3f}", str(x.count)]
         for name, x in seen.named()

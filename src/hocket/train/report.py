@@ -61,7 +61,7 @@ def comparison(predicted: Timeline, measured: Timeline) -> dict[str, Any]:
 
 
 def comparison_text(data: Mapping[str, Any]) -> str:
-    """The comparison as a table of three lines a rank, and one sentence a rank below it."""
+    """The comparison as a table of three lines per rank, and one sentence a rank below it."""
     rows = []
     for row in data["ranks"]:
         for name in ("predicted", "measured", "difference"):

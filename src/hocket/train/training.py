@@ -51,9 +51,9 @@ def task_from(settings: Settings, *, slices: int | None = None, group: Any = Non
     """The model of the settings with its options.
 
     The module of `build` may hold `loss(output, targets)` and `batch(step, size)`; without them
-    it is the cross-entropy of the last dimension, and batches of text. slices: what `build` is
-    told if it asks; left out: what the schedule has. group: the group of a rank's replicas, which
-    `build` is told if it asks.
+    it is the cross-entropy of the last dimension, and batches of text. slices: passed to `build` if
+    it takes them; left out: what the schedule has. group: the group of a rank's replicas, passed to
+    `build` if it takes one.
 
     Raises: UsageError for a reference that does not exist, or an option that nothing takes.
     """

@@ -158,14 +158,14 @@ def _told_by_first(tell: Tell, rank: int) -> Callable[..., None]:
 
 
 def both_ways(schedule: Schedule) -> tuple[Order, ...]:
-    """The schedule with whole backwards and with split ones; as it is where it has phases."""
+    """The schedule with full backwards and with split ones; as it is where it has phases."""
     from hocket.lower.backward import split_backward, whole_backward
     from hocket.lower.phases import has_phases
 
     if has_phases(schedule.placement):
         return (Order(schedule.name, schedule),)
     whole, split = whole_backward(schedule), split_backward(schedule)
-    return Order("whole backwards", whole), Order("split backwards", split)
+    return Order("full backwards", whole), Order("split backwards", split)
 
 
 def measure(tell: Tell, settings: Settings) -> dict[str, Any] | None:
@@ -225,7 +225,7 @@ def _note(settings: Settings, runs: Sequence[Run], left: bool) -> list[str]:
             f"{settings.nproc} ranks shared {shared} cores: times are those of a rank with a core "
             f"to itself, and cores = {shared}",
             "says that they share (comm_cpu: ms of them for each message); delete that line to "
-            "plan for a machine with a core a rank",
+            "plan for a machine with a core per rank",
         ]
     elif shared_cores(settings) is not None:
         note.append(

@@ -135,7 +135,7 @@ def import_csv(text: str, source: str = "<csv>", *, name: str | None = None) -> 
 
 
 def schedule_of(file: TorchFile, name: str | None = None) -> Schedule:
-    """The actions of a CSV as a schedule; what else stands there is left out."""
+    """The actions of a CSV as a schedule; everything else is left out."""
     rows = [slots_of(row) for row in file.items]
     return from_rows(name or as_name(PurePath(file.source).stem), rows)
 

@@ -1,6 +1,6 @@
 """The action words and CSV files of torch.distributed.pipelining, as plain data.
 
-One line a rank, cells apart by commas: `2F0`, `3SEND_F1`, `0UNSHARD`, `(0F7;7B3)OVERLAP_F_B`; an
+One line per rank, cells apart by commas: `2F0`, `3SEND_F1`, `0UNSHARD`, `(0F7;7B3)OVERLAP_F_B`; an
 empty cell is a bubble.
 
 Source: torch/distributed/pipelining/schedules.py (torch 2.13): `_Action`, `_load_csv`.
@@ -79,7 +79,7 @@ class Cell(NamedTuple):
 class TorchFile:
     """What a CSV says. `rows[rank]` are its cells without bubbles; `bubbles[rank]` counts those.
 
-    `unknown`: words of types that hocket does not know, with how often they stand there.
+    `unknown`: words of types that hocket does not know, with how often they appear.
     """
 
     source: str

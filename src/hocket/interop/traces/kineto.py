@@ -1,4 +1,4 @@
-"""Traces of torch.profiler (Kineto's Chrome JSON), one file a rank, as measured timelines.
+"""Traces of torch.profiler (Kineto's Chrome JSON), one file per rank, as measured timelines.
 
 What counts are the ranges `PP:2F0` that torch's pipeline runtime and ours write; where the GPU
 was traced, what it did for them.
@@ -431,7 +431,7 @@ def _clock_note(clocks: Sequence[str], lines: Sequence[Sequence[Line]]) -> str:
 def _by_rank(traces: Sequence[RankTrace]) -> list[RankTrace]:
     """The traces by rank; numbered anew from 0, since the ranks of a run may be those of many."""
     if not traces:
-        raise UsageError("there are no traces; give one file a rank")
+        raise UsageError("there are no traces; give one file per rank")
     ranks = [trace.rank for trace in traces]
     if None in ranks and len(traces) > 1:
         bad = traces[ranks.index(None)].source

@@ -39,7 +39,7 @@ const KEYS = {
   Enter: "focus", PageUp: "up", PageDown: "down",
 };
 
-// Does what a button or key stands for; what goes wrong is told on the page.
+// Does what a button or key stands for; errors are shown on the page.
 async function perform(app, name) {
   try {
     if (EXPORTS[name]) await EXPORTS[name](app);

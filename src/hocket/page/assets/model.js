@@ -171,7 +171,7 @@ function tileAt(model, row, step) {
   return model.begin[first] <= step ? first : null;
 }
 
-// The idle stretch at this step: the slot that it stands before (null: the queue is done).
+// The idle stretch at this step: the slot after it (null: the queue is done).
 function gapAt(model, row, step) {
   if (step < 0 || step > model.steps) return null;
   const i = firstEndingAfter(model, row.busy, step);
