@@ -14,7 +14,7 @@ SRC = Path(hocket.__file__).parent
 FILES = sorted(SRC.rglob("*.py"))
 
 ROOMS = {
-    "__init__": 70, "__main__": 10, "checker": 620, "cli": 1960, "cluster": 9000, "codes": 40,
+    "__init__": 70, "__main__": 10, "checker": 620, "cli": 2420, "cluster": 9000, "codes": 40,
     "comparison": 350, "compiled": 190, "costs": 1250, "demo": 560, "deps": 380, "engine": 280,
     "errors": 130, "explanation": 590, "files": 75, "formats": 260, "graph": 540,
     "interop": 3190, "ir": 690, "limits": 40, "lower": 600, "measured": 510, "page": 810,
@@ -22,7 +22,7 @@ ROOMS = {
     "runtime": 5155, "schedules": 2060, "search": 4300, "simulator": 510, "tables": 140,
     "text": 460, "timeline": 745, "trace": 1330, "train": 1510, "words": 150,
 }  # fmt: skip
-TOTAL = 33_440  # of all of them but cluster; 29_300 once everything has moved
+TOTAL = 33_900  # of all of them but cluster; 29_300 once everything has moved
 
 LINES, PARAMETERS = 60, 12
 MORE_PARAMETERS = {"runtime/pipeline.py:__init__"}

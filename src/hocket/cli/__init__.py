@@ -14,7 +14,9 @@ from hocket import __version__
 from hocket.cli import (
     check,
     compare,
+    costs,
     demo,
+    estimate,
     explain,
     export,
     import_,
@@ -33,6 +35,7 @@ from hocket.words import hint
 
 VERBS: tuple[Verb[Any], ...] = (
     list_.VERB, show.VERB, check.VERB, simulate.VERB, compare.VERB, plan.VERB, explain.VERB,
+    estimate.VERB, costs.VERB,
     view.VERB, export.VERB, import_.VERB, run.VERB, profile.VERB, demo.VERB,
 )  # fmt: skip
 

@@ -94,7 +94,7 @@ def _one_of(words: Mapping[str, Any] | Sequence[str]) -> Callable[[str], Any]:
 def _add(group: Any, one: Field[Any]) -> None:
     """Adds the argument of a field to a parser or a group of one."""
     names, what, default = one.metadata["names"], one.metadata["what"], one.default
-    how: dict[str, Any] = {"help": one.metadata["text"]}
+    how: dict[str, Any] = {"help": one.metadata["text"].replace("%", "%%")}
     if one.type == "bool":
         how["action"] = "store_false" if default else "store_true"
     else:

@@ -119,7 +119,7 @@ class Options:
     points: int = option("--points N", "limits of a curve from-to (default: 9)", default=9)
     sensitivity: bool = option("--sensitivity", "what faster links, memory, microbatches give")
     jitter: float | None = option(
-        "--jitter X", "the order that is best when work varies by this fraction (0.05: 5 %%)"
+        "--jitter X", "the order that is best when work varies by this fraction (0.05: 5 %)"
     )
 
 

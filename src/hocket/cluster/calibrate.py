@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -33,14 +34,15 @@ class Measured:
     weight: float = 1.0
 
 
-class Number:
+class Number(NamedTuple):
     """A number that can be fitted: where it starts at the least, and how far it may wander.
 
     width: standard deviation of its logarithm before anything is measured; most: its upper bound.
     """
 
-    def __init__(self, start: float, width: float, most: float = math.inf) -> None:
-        self.start, self.width, self.most = start, width, most
+    start: float
+    width: float
+    most: float
 
 
 NUMBERS = {

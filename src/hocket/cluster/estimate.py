@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
-from hocket import Costs, Schedule, Timeline, build, simulate
+from hocket import Costs, Placement, Schedule, Timeline, build, simulate
 from hocket.cluster.hardware import Cluster, load_gpu, slowed
 from hocket.cluster.model import Model, padded_vocab
 from hocket.cluster.operations import flops_per_token
@@ -39,9 +39,9 @@ class Memory:
 class Breakdown:
     """Where a step's seconds go, on the average rank; the parts add up to the step.
 
-    messages: exposed tp, cp and ep collectives and the sends between stages. gradients: exposed
-    reduction and gathering of data parallel ranks. update: optimizer and what a step costs once.
-    imbalance: waiting because other ranks have more work. bubble: all other waiting.
+    messages: exposed tp, cp and ep collectives. gradients: exposed reduction and gathering of data
+    parallel ranks. update: optimizer and what a step costs once. imbalance: waiting because other
+    ranks have more work. bubble: all other waiting, and the messages between stages.
     """
 
     compute: float
@@ -50,6 +50,14 @@ class Breakdown:
     update: float
     imbalance: float
     bubble: float
+
+
+class Error(NamedTuple):
+    """Relative errors of the step time on measured runs, each left out of its own fit."""
+
+    rows: int
+    median: float
+    worst: float
 
 
 @dataclass(frozen=True)
@@ -87,12 +95,17 @@ class Estimate:
         return self.memory[self.fullest].total <= self.cluster.memory
 
     @property
+    def error(self) -> Error:
+        """How far off the stack is on measured runs of such models."""
+        fit = self.stack.fit
+        if self.model.moe is None:
+            return Error(fit.rows, fit.median, fit.worst)
+        return Error(fit.rows_experts, fit.median_experts, fit.worst_experts)
+
+    @property
     def calibrate_first(self) -> bool:
         """Whether the stack's numbers are too uncertain for this model to be trusted unseen."""
-        experts = self.model.moe is not None
-        return self.stack.calibrate_first or (
-            experts and (self.stack.narrow or not self.stack.fit.rows_experts)
-        )
+        return needs_calibration(self.model, self.stack)
 
     @property
     def notes(self) -> tuple[str, ...]:
@@ -119,9 +132,7 @@ class Estimate:
             "gpu": self.cluster.gpu.name,
             "gpus": self.cluster.gpus,
             "stack": self.stack.name,
-            "stack_error": {
-                k: getattr(self.stack.fit, k) for k in ("rows", "median", "p90", "worst")
-            },
+            "stack_error": self.error._asdict(),
             "calibrate_first": self.calibrate_first,
             "notes": list(self.notes),
             "run": {k: v for k, v in asdict(self.run).items() if v is not None},
@@ -130,6 +141,7 @@ class Estimate:
             "step_s": self.step,
             "tokens_per_s_per_gpu": self.tokens_per_second,
             "mfu": self.mfu,
+            "flops_per_token": self.flops_per_token,
             "flops_convention": self.convention,
             "breakdown_s": asdict(self.breakdown),
             "fullest_rank": self.fullest,
@@ -143,6 +155,12 @@ class Estimate:
         }
 
 
+def needs_calibration(model: Model, stack: Stack) -> bool:
+    """Whether a stack's numbers are too uncertain for a model to be trusted unseen."""
+    experts = model.moe is not None
+    return stack.calibrate_first or (experts and (stack.narrow or not stack.fit.rows_experts))
+
+
 @lru_cache(maxsize=256)
 def schedule_of(name: str, pp: int, microbatches: int, v: int, options: tuple) -> Schedule:
     """The schedule of a run; the one stage of an unsplit model has no name. Raises: UsageError."""
@@ -150,6 +168,18 @@ def schedule_of(name: str, pp: int, microbatches: int, v: int, options: tuple) -
         name, options = "1f1b", ()
     settings: dict[str, Any] = dict(options)
     return build(name, p=pp, m=microbatches, v=v if v > 1 else None, **settings)
+
+
+def _check_placement(name: str, placement: Placement) -> None:
+    """Nothing. Raises: UsageError for a placement whose time would be wrong."""
+    what = {
+        "holds two copies of the weights, which exchange gradients": len(placement.paths) > 1,
+        "divides sequences into slices": placement.slices > 1,
+        "has several queues per rank": len(placement.queues) > placement.p,
+    }
+    for text, is_so in what.items():
+        if is_so:
+            raise UsageError(f"{name} {text}; an estimate knows no costs for that")
 
 
 @dataclass(frozen=True)
@@ -173,6 +203,7 @@ def _simulated(model: Model, cluster: Cluster, stack: Stack, run: Run) -> _Simul
     found = stages(model, cluster, stack, run)
     schedule = schedule_of(run.schedule, run.pp, run.microbatches(cluster), run.v, run.options)
     placement = schedule.placement
+    _check_placement(run.schedule, placement)
     if placement.n_stages != len(found):
         raise UsageError(
             f"{run.schedule} has {placement.n_stages} stages on {run.pp} ranks and the run has "

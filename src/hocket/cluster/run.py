@@ -140,8 +140,8 @@ RULES = (
     Rule(("v", "pp"), lambda c: c.run.v == 1 or c.run.pp > 1,
          lambda c: f"v is {c.run.v} and pp is 1; several stages per rank need pp of 2 or more"),
     Rule(("pp", "v"), lambda c: c.run.split is not None or (
-            min(c.run.layers_of(c.model.layers)) >= 0
-            and c.run.pp * c.run.v <= c.model.layers + sum(c.run.lighter)),
+            c.run.pp * c.run.v <= c.model.layers + sum(c.run.lighter)
+            and min(c.run.layers_of(c.model.layers)) >= 0),
          lambda c: f"pp v is {c.run.pp * c.run.v}; it must be at most the {c.model.layers} layers"),
     Rule(("split",), lambda c: c.run.split is None or (len(c.run.split) == c.run.pp * c.run.v
          and sum(c.run.split) == c.model.layers and min(c.run.split) >= 0),
@@ -149,6 +149,10 @@ RULES = (
                    f"layers; it needs {c.run.pp * c.run.v} stages with {c.model.layers} layers"),
     Rule(("recompute",), lambda c: all(x in RECOMPUTE for x in c.run.recompute),
          lambda c: f"recompute is {', '.join(c.run.recompute)}; known are {', '.join(RECOMPUTE)}"),
+    Rule(("recompute_layers",), lambda c: (c.run.recompute_layers or 0) >= 0,
+         lambda c: f"recompute_layers is {c.run.recompute_layers}; it must be 0 or more"),
+    Rule(("lighter",), lambda c: min(c.run.lighter) >= 0,
+         lambda c: f"lighter is {c.run.lighter[0]}, {c.run.lighter[1]}; each must be 0 or more"),
     Rule(("sharding",), lambda c: c.run.sharding in (0, 1, 2, 3),
          lambda c: f"sharding is {c.run.sharding}; it must be 0, 1, 2 or 3"),
 )  # fmt: skip

@@ -6,7 +6,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from hocket.cluster.tables import catalogue_entry, hashed_once, known_keys, load_toml, required
+from hocket.cluster.hardware import Gpu, load_gpu
+from hocket.cluster.tables import (
+    catalogue,
+    catalogue_entry,
+    hashed_once,
+    known_keys,
+    load_toml,
+    required,
+)
 from hocket.errors import UsageError
 
 
@@ -119,6 +127,21 @@ def load_stack(name: str) -> Stack:
     if name.endswith(".toml"):
         return stack_from(load_toml(name), name)
     return stack_from(catalogue_entry("stacks", name, "stack"), name)
+
+
+def stack_of(gpu: Gpu) -> Stack:
+    """The stack that is taken for a GPU where none is named: the catalogue's `GPU-megatron`.
+
+    Raises: UsageError where the catalogue has none, with the stacks that it has.
+    """
+    same = {n: e["gpu"] for n, e in catalogue("stacks").items() if load_gpu(e["gpu"]) == gpu}
+    for name, key in same.items():
+        if name == f"{key}-megatron":
+            return load_stack(name)
+    raise UsageError(
+        f"no stack is the usual one of {gpu.name}; choose one with --stack: "
+        f"{', '.join(same or catalogue('stacks'))}"
+    )
 
 
 def dumps_stack(stack: Stack) -> str:

@@ -1,0 +1,31 @@
+"""`hocket estimate`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from hocket.cli.arguments import Answer, Verb, option, part
+from hocket.cli.configuration import Configuration
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """Predict step time, memory and MFU of one configuration of a model on a cluster."""
+
+    configuration: Configuration = part(Configuration)
+    flops: str = option(
+        "--flops CONVENTION", "what the MFU counts: causal attention, full, or 6N "
+        "(default: causal)", of=("causal", "full", "6N"), default="causal",
+    )  # fmt: skip
+
+
+def run(options: Options) -> Answer:
+    """The estimate; the status is 1 where it does not fit in memory."""
+    from hocket.cluster import estimate
+    from hocket.cluster.report import as_json, as_text
+
+    found = estimate(*options.configuration.case(), convention=options.flops)
+    return Answer(as_text(found), lambda: as_json(found), 0 if found.fits else 1)
+
+
+VERB = Verb("estimate", Options, run)
