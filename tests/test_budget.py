@@ -14,15 +14,15 @@ SRC = Path(hocket.__file__).parent
 FILES = sorted(SRC.rglob("*.py"))
 
 ROOMS = {
-    "__init__": 70, "__main__": 10, "checker": 620, "cli": 2420, "cluster": 9000, "codes": 40,
-    "comparison": 350, "compiled": 190, "costs": 1250, "demo": 560, "deps": 380, "engine": 280,
-    "errors": 130, "explanation": 590, "files": 75, "formats": 260, "graph": 540,
-    "interop": 3190, "ir": 690, "limits": 40, "lower": 600, "measured": 510, "page": 810,
-    "pattern": 210, "planner": 2330, "recognise": 290, "render": 2080, "report": 130,
-    "runtime": 5155, "schedules": 2060, "search": 4300, "simulator": 510, "tables": 140,
-    "text": 460, "timeline": 745, "trace": 1330, "train": 1510, "words": 150,
+    "__init__": 80, "__main__": 20, "checker": 600, "cli": 2270, "cluster": 3030, "codes": 40,
+    "comparison": 340, "compiled": 190, "costs": 1250, "demo": 580, "deps": 360, "engine": 280,
+    "errors": 130, "explanation": 520, "files": 80, "formats": 250, "graph": 550, "interop": 3230,
+    "ir": 650, "limits": 40, "lower": 610, "measured": 480, "page": 710, "pattern": 210, "planner":
+    2300, "recognise": 280, "render": 1920, "report": 130, "runtime": 5240, "schedules": 1920,
+    "search": 4320, "simulator": 510, "tables": 150, "text": 460, "timeline": 760, "trace": 1340,
+    "train": 1540, "words": 160,
 }  # fmt: skip
-TOTAL = 33_900  # of all of them but cluster; 29_300 once everything has moved
+TOTAL = 33_700  # of all of them but cluster; the aim is 29_300
 
 LINES, PARAMETERS = 60, 12
 MORE_PARAMETERS = {"runtime/pipeline.py:__init__"}

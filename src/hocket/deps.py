@@ -23,6 +23,11 @@ The kinds of one stage and one microbatch; an arrow points from an action to one
     I  <- F; RECV_B or I of stage +1 or B of stage +1; I or B of the slice +1
     W  <- I
 
+Three engines read rule 1. `engine.longest_path` follows the graph of any order
+(`simulator.samples` does it for many samples side by side, `simulator.contention` by events where
+work slows). `engine.walk` is its one compiled pass without a graph. `search.kernel` settles the
+times of an order under change. Tests hold them equal.
+
 What the rows do not cover: how long an action takes (`costs`), when a blocking transfer occupies
 its queue (the p2p overhead in `costs`), which transport reorders messages (`checker`), and what
 slows actions that overlap (`simulator.contention`).

@@ -144,13 +144,24 @@ class Timeline:
 
     @cached_property
     def delays(self) -> Array:
-        """Time from each edge's source to its target, ticks, `[edge]` of `graph`."""
+        """Time from each edge's source to its target, ticks, `[edge]` of `graph`.
+
+        Of measured messages it is the recorded time between the ends of SEND and RECV.
+        """
+        return self._delays(self.end[self.graph.target], self.end[self.graph.source])
+
+    @cached_property
+    def _arrivals(self) -> Array:
+        """The same, up to when a message can have been there: what holds a node up, `[edge]`."""
+        g, end = self.graph, self._occupied[1]
+        return self._delays(end[g.node_of_action[g.target]], end[g.needs])
+
+    def _delays(self, arrived: Array, sent: Array) -> Array:
         g = self.graph
         delays = delays_of(g, self.wires)
         if self.measured and self.schedule.has_communication:
-            end = self._occupied[1]
             at = g.crosses & IS_MESSAGE[self._kinds[g.source]]
-            delays = np.where(at, end[g.node_of_action[g.target]] - end[g.needs], delays)
+            delays = np.where(at, arrived - sent, delays)
         return delays
 
     # --- the whole ----------------------------------------------------------------------
@@ -488,7 +499,7 @@ class Timeline:
         compiled.run(
             held_until, len(s.codes),
             (
-                s.slots, self._occupying, g.nodes.of_action, g.need_starts, g.needs, self.delays,
+                s.slots, self._occupying, g.nodes.of_action, g.need_starts, g.needs, self._arrivals,
                 self._occupied[1], g.receives, g.heads,
             ),
             (until,),
@@ -538,7 +549,7 @@ class Timeline:
         """The (node, edge) that held this node longest; a RECV is seen through to its SEND."""
         g = self.graph
         source, edge = binding(
-            node, g.need_starts, g.needs, self.delays, self._occupied[1], g.receives, g.heads
+            node, g.need_starts, g.needs, self._arrivals, self._occupied[1], g.receives, g.heads
         )
         return None if source < 0 else (int(source), int(edge))
 
@@ -588,7 +599,7 @@ class Timeline:
         steps: list[Step] = []
         while True:
             binding = self._binding(node)
-            ready = None if binding is None else end[binding[0]] + self.delays[binding[1]]
+            ready = None if binding is None else end[binding[0]] + self._arrivals[binding[1]]
             previous = None if self.graph.heads[node] else node - 1
             by_queue = previous is not None and (ready is None or end[previous] >= ready)
             after = "queue" if by_queue else "start" if binding is None else "message"

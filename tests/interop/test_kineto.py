@@ -9,7 +9,7 @@ import pytest
 
 from hocket import build, simulate
 from hocket.costs import Costs, costs_toml, load_costs
-from hocket.errors import TextError, UsageError
+from hocket.errors import ScheduleError, TextError, UsageError
 from hocket.interop.traces.kineto import (
     kernel_spans,
     rank_trace,
@@ -320,3 +320,11 @@ def test_ranks_of_one_host_share_its_line():
     truth = simulate(insert_communication(build("1f1b", p=4, m=8)), Costs(latency=2, unit="us"))
     run = recording(traces(files(truth, ahead=[0, 0, 900, 900], hosts=["a", "a", "b", "b"])))
     assert run.notes[1].startswith("clocks aligned by messages: host b -900.0 us (within ")
+
+
+def test_a_step_without_one_of_its_forwards_is_refused_and_does_not_hang(predicted):
+    written = files(predicted)
+    for events in (x["traceEvents"] for x in written):
+        events[:] = [x for x in events if x["name"] != "PP:0F0"]
+    with pytest.raises(ScheduleError, match="0F0 is missing: stage 0 never runs microbatch 0"):
+        recording(traces(written))

@@ -124,7 +124,7 @@ def test_words_that_torch_takes_for_others_are_told_with_their_place():
         f"own.csv:1: cell 1: '1F' names no microbatch; {expected}",
         f"own.csv:2: cell 0: {expected}, found '0f0'",
         f"own.csv:2: cell 1: {expected}, found '(0F0;3B1)F'; torch takes it, and fails when it "
-        "runs (0F0;3B1)F",
+        "runs '(0F0;3B1)F'",
     ]
 
 

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import msgspec
 import numpy as np
 
+from hocket.checker import check
 from hocket.deps import CONSUMERS, PARTNER
 from hocket.errors import TextError, UsageError
 from hocket.interop.torch.csv import from_rows
@@ -335,6 +336,8 @@ def recording(traces: Sequence[RankTrace], name: str = "imported") -> Recording:
         notes.append("times of computation are those of the GPU")
     zero = min(r.start for trace in ordered for r in trace.ranges)
     raw = [_step([s[k] for s in steps], name, zero) for k in range(n)]
+    for schedule in {one[0] for one in raw}:  # a step that cannot run has no critical path
+        check(schedule).raise_if_bad()
     lines, note = _clocks(ordered, raw, uses_gpu=uses_gpu)
     notes.append(note)
     timelines = []
