@@ -6,23 +6,39 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from hocket.cli.arguments import Answer, Verb
+from hocket.cli.arguments import Answer, Verb, option
 
 if TYPE_CHECKING:
     from hocket.schedules import Entry
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Options:
-    """Every schedule, what it needs, its weights and source."""
+    """Every schedule, what it needs, its weights and source; or models, GPUs, stacks."""
+
+    models: bool = option("--models", "the models of the catalogue, for --model")
+    gpus: bool = option("--gpus", "the GPUs, for --gpu")
+    stacks: bool = option("--stacks", "the software stacks and their errors, for --stack")
 
 
 def run(options: Options) -> Answer:
-    """The registered schedules."""
+    """The registered schedules, or catalogues."""
+    kinds = [kind for kind in ("models", "gpus", "stacks") if getattr(options, kind)]
+    if kinds:
+        return _catalogues(kinds)
     from hocket.schedules import entries
 
     text = "\n".join(line for entry in entries() for line in _lines(entry))
     return Answer(text, lambda: {"schedules": [_data(entry) for entry in entries()]})
+
+
+def _catalogues(kinds: list[str]) -> Answer:
+    from hocket.cluster.lists import LISTS
+    from hocket.tables import table
+
+    lists = {kind: LISTS[kind] for kind in kinds}
+    text = "\n\n".join(table(one.rows(), one.heads) for one in lists.values())
+    return Answer(text, lambda: {kind: one.data() for kind, one in lists.items()})
 
 
 def _lines(entry: Entry) -> Iterator[str]:
