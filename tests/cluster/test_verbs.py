@@ -9,13 +9,16 @@ from hocket import load_costs
 from hocket.cli import main
 from hocket.cluster import (
     Run,
+    catalogue,
     cluster_of,
     costs_of,
     estimate,
     load_cluster,
     load_gpu,
     load_model,
+    load_runs,
     load_stack,
+    predicted,
     stack_of,
 )
 from hocket.cluster.report import PARTS, limited_by
@@ -215,3 +218,148 @@ def test_a_cluster_of_the_file_is_the_one_of_the_library(tmp_path):
     path = tmp_path / "c.toml"
     path.write_text('gpu = "h100"\ngpus = 64\n')
     assert load_cluster(path) == cluster_of("h100", 64)
+
+
+RUNS = """
+model = "llama3-70b"
+gpu = "h100"
+gpus = 64
+seq = 8192
+tp = 8
+micro_batch = 1
+global_batch = 64
+"""
+LAYOUTS = (
+    'pp = 4', 'pp = 8', 'pp = 4\nschedule = "interleaved"\nv = 5', 'pp = 4\nschedule = "zb-v"',
+    'pp = 2\nrecompute = ["full"]', 'pp = 4\nsplit = [19, 21, 21, 19]',
+)  # fmt: skip
+
+
+def _runs(path, tables, head=RUNS):
+    path.write_text(head + "".join(f"[[run]]\n{table}\n" for table in tables))
+    return path
+
+
+def _slower(path, factor):
+    """The runs of all layouts as a slower cluster would have measured them."""
+    times = [
+        predicted(x, load_stack("h100-megatron"))
+        for x in load_runs(_runs(path, [f"{table}\nstep_s = 1" for table in LAYOUTS]))
+    ]
+    return _runs(path, [f"{x}\nstep_s = {factor * t}" for x, t in zip(LAYOUTS, times, strict=True)])
+
+
+def test_a_run_of_the_file_is_that_of_the_command(tmp_path):
+    runs = load_runs(_runs(tmp_path / "r.toml", [f"{x}\nstep_s = 2" for x in LAYOUTS]))
+    assert [x.seconds for x in runs] == [2.0] * 6
+    assert runs[0].runs == (RUN,) and runs[0].cluster == cluster_of("h100", 64)
+    assert (runs[2].runs[0].v, runs[3].runs[0].v) == (5, 2)
+    assert runs[4].runs[0].recompute == ("full",) and runs[5].runs[0].split == (19, 21, 21, 19)
+
+
+def test_calibrate_finds_a_slower_cluster_and_estimate_takes_it(capsys, tmp_path):
+    runs, mine = _slower(tmp_path / "runs.toml", 1.25), tmp_path / "mine.toml"
+    words = ["calibrate", runs, "--stack", "h100-megatron", "-o", mine, "--json"]
+    status, out, _ = _run(capsys, *words)
+    data = json.loads(out)
+    assert status == 0
+    for one in data["runs"]:
+        assert one["before_s"] == pytest.approx(one["measured_s"] / 1.25)
+        assert one["after_s"] == pytest.approx(
+            one["measured_s"], rel=0.04
+        )  # from 20 %; the prior holds it back
+    (error,) = data["errors"]
+    assert (error["experts"], error["rows"]) == (False, 6) and error["worst"] < 0.05
+    assert load_stack(str(mine)).name == "mine" and load_stack(str(mine)).fit.own
+    step = json.loads(_run(capsys, "estimate", *WORDS, "--stack", mine, "--json")[1])["step_s"]
+    assert step == pytest.approx(1.25 * _estimated().step, rel=0.04)
+
+
+def test_calibrate_prints_the_errors_before_and_after(capsys, tmp_path):
+    runs, mine = _slower(tmp_path / "runs.toml", 1.25), tmp_path / "mine.toml"
+    lines = _run(capsys, "calibrate", runs, "--stack", "h100-megatron", "-o", mine)[1].splitlines()
+    assert lines[0] == "mine: gemm, half, traffic, layer_ms fitted to 6 runs"
+    assert lines[1].endswith("h100-megatron as it was: median 20.0 %, worst 20.0 %")
+    assert lines[2] == "each run was left out of the fit that predicts it"
+    assert lines[-1] == f"written: {mine}; use it with --stack {mine}"
+
+
+def test_runs_of_models_with_experts_end_calibrate_first(capsys, tmp_path):
+    head = 'model = "mixtral-8x7b"\ngpu = "h100"\ngpus = 64\nseq = 4096\nmicro_batch = 1\n'
+    tables = [
+        f"{x}\nglobal_batch = 256\nstep_s = 9" for x in ("ep = 8", "ep = 8\npp = 2", "ep = 4")
+    ]
+    runs, mine = _runs(tmp_path / "runs.toml", tables, head), tmp_path / "mine.toml"
+    stack = "h100-fp8-megatron"
+    out = json.loads(_run(capsys, "calibrate", runs, "--stack", stack, "-o", mine, "--json")[1])
+    assert [(x["experts"], x["rows"]) for x in out["errors"]] == [(True, 3)]
+    assert "grouped" in out["fitted"]
+    words = ["estimate", "--model", "mixtral-8x7b", "--gpu", "h100", "--ep", "8", "--json"]
+    assert json.loads(_run(capsys, *words, "--stack", stack)[1])["calibrate_first"]
+    assert not json.loads(_run(capsys, *words, "--stack", mine)[1])["calibrate_first"]
+
+
+def test_one_run_fits_one_number_and_its_error_stays_unknown(capsys, tmp_path):
+    runs, mine = _runs(tmp_path / "r.toml", ["pp = 4\nstep_s = 12"]), tmp_path / "mine.toml"
+    out = _run(capsys, "calibrate", runs, "--stack", "h100-megatron", "-o", mine)[1]
+    assert out.startswith("mine: gemm fitted to 1 run\n")
+    assert "that run was not left out of the fit: measure five to know the error" in out
+    out = _run(capsys, "estimate", *WORDS, "--stack", mine)[1]
+    assert out.startswith("calibrate first")
+    assert "mine was fitted on one run: its error is unknown" in out
+
+
+@pytest.mark.parametrize(
+    ("table", "sentence"),
+    [
+        ("pp = 4", "step_s is missing"),
+        ("pp = 4\nstep_s = 0", "step_s is 0; it must be the seconds of one step, above 0"),
+        ("pp = 4\nstep_s = inf", "step_s is inf; it must be"),
+        ("pp = 4\nstep_s = nan", "step_s is nan; it must be"),
+        ("pp = 4\nstep_s = true", "step_s is True; it must be"),
+        ('pp = 4\nstep_s = "9"', "step_s is '9'; it must be"),
+        ("pp = 4\nstep = 9", "step is not a known key; did you mean step_s"),
+        ("pp = 3\nstep_s = 9", "tp cp pp is 24; it must divide the 64 GPUs"),
+        ('pp = "4"\nstep_s = 9', "pp is '4'; it must be a whole number"),
+        ("pp = 4\nrecompute = 3\nstep_s = 9", "recompute is 3; it must be a list of parts"),
+        ('pp = 4\nsplit = ["a"]\nstep_s = 9', "split is ['a']; it must be a list of whole numbers"),
+        ("pp = 4\nlighter = [1]\nstep_s = 9", "lighter is [1]; it must be two whole numbers"),
+        ("pp = 4\nrecompute_layers = 1.5\nstep_s = 9", "recompute_layers is 1.5; it must be"),
+        ("pp = 4\noptions = 3\nstep_s = 9", "options is 3; it must be a table"),
+        ("pp = 4\nschedule = 3\nstep_s = 9", "schedule is 3; it must be a name"),
+        ('pp = 4\nschedule = "nope"\nstep_s = 9', "there is no schedule 'nope'"),
+        ('pp = 4\nschedule = "dualpipe"\nstep_s = 9', "dualpipe holds two copies of the weights"),
+        ("model = 3\nstep_s = 9", "model is 3; it must be a name or a file"),
+        ("gpu = 3\nstep_s = 9", "gpu is 3; it must be a name"),
+        ("gpus = 1.5\nstep_s = 9", "gpus is 1.5; it must be a whole number"),
+    ],
+)
+def test_a_mistake_in_a_run_names_the_file_and_the_run(capsys, tmp_path, table, sentence):
+    path, mine = _runs(tmp_path / "r.toml", ["pp = 4\nstep_s = 9", table]), tmp_path / "mine.toml"
+    status, out, err = _run(capsys, "calibrate", path, "--stack", "h100-megatron", "-o", mine)
+    assert (status, out) == (2, "") and not mine.exists()
+    assert err.startswith(f"hocket: {path}: run 2: ") and sentence in err
+    assert "Traceback" not in err and len(err.splitlines()) == 1
+
+
+def test_a_file_without_runs_is_refused(capsys, tmp_path):
+    for text in ("", "run = 3", "run = []", "[run]\npp = 4"):
+        (tmp_path / "r.toml").write_text(text)
+        words = ["calibrate", tmp_path / "r.toml", "--stack", "h100-megatron", "-o", "m.toml"]
+        status, _, err = _run(capsys, *words)
+        assert status == 2 and "there is no [[run]]" in err
+
+
+def test_list_shows_every_entry_of_the_catalogues(capsys):
+    status, out, _ = _run(capsys, "list", "--models", "--gpus", "--stacks", "--json")
+    data = json.loads(out)
+    assert status == 0
+    for kind, rows in data.items():
+        assert [row["name"] for row in rows] == list(catalogue(kind))
+        assert all(row.get("source") or row.get("sources") for row in rows)
+    sizes = {row["name"]: row for row in data["models"]}
+    assert sizes["llama3-70b"]["parameters"] == pytest.approx(70.55e9, rel=1e-3)
+    assert sizes["deepseek-v3"]["parameters"] == pytest.approx(671e9, rel=1e-3)
+    for option in ("--models", "--gpus", "--stacks"):
+        text = _run(capsys, "list", option)[1]
+        assert all(f"\n{name} " in text for name in catalogue(option[2:]))

@@ -12,6 +12,7 @@ from typing import Any
 
 from hocket import __version__
 from hocket.cli import (
+    calibrate,
     check,
     compare,
     costs,
@@ -35,7 +36,7 @@ from hocket.words import hint
 
 VERBS: tuple[Verb[Any], ...] = (
     list_.VERB, show.VERB, check.VERB, simulate.VERB, compare.VERB, plan.VERB, explain.VERB,
-    estimate.VERB, costs.VERB,
+    estimate.VERB, costs.VERB, calibrate.VERB,
     view.VERB, export.VERB, import_.VERB, run.VERB, profile.VERB, demo.VERB,
 )  # fmt: skip
 

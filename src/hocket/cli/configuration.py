@@ -150,7 +150,7 @@ class Configuration:
         return max(1, self.pp) * max(1, math.lcm(*both))
 
     def _run(self, cluster: Cluster) -> Run:
-        from hocket.cluster import Run
+        from hocket.cluster import Run, usual_stages
 
         name, options = named(self.schedule)
         for key, where in (("p", "--pp"), ("m", "--global-batch"), ("v", "-v")):
@@ -165,7 +165,7 @@ class Configuration:
             micro_batch=self.micro_batch,
             global_batch=batch,
             tp=self.tp, cp=self.cp, ep=self.ep, etp=self.etp, pp=self.pp,
-            v=self._stages(name, options) if self.v is None else self.v,
+            v=usual_stages(name, self.pp, tuple(options.items())) if self.v is None else self.v,
             schedule=name,
             options=tuple(options.items()),
             recompute=() if self.recompute == ("none",) else self.recompute,
@@ -174,15 +174,3 @@ class Configuration:
             sharding=self.sharding, flash=self.flash, grad_overlap=self.grad_overlap,
             split=self.split, lighter=self.lighter, validated_later=self.validated_later,
         )  # fmt: skip
-
-    def _stages(self, name: str, options: dict[str, object]) -> int:
-        """Stages per rank of the schedule, one path of it, where -v is left out."""
-        from hocket.schedules import build, entry
-
-        known = entry(name)
-        if self.pp < 2 or known.takes_v:
-            return 1 if self.pp < 2 else known.parameters.get("v", 1)
-        if known.stages_per_rank == 1:
-            return 1
-        small = build(name, p=self.pp, m=4 * self.pp, **options)  # ty: ignore[invalid-argument-type]
-        return small.placement.n_stages // self.pp

@@ -167,14 +167,20 @@ def quantile(values: Sequence[float], share: float) -> float:
     return float(np.quantile(np.array(values), share)) if len(values) else math.nan
 
 
+def _spread(off: Sequence[float]) -> tuple[float, float, float]:
+    """Median, 90th percentile and largest of some errors; zeros of none."""
+    return (quantile(off, 0.5), quantile(off, 0.9), max(off)) if off else (0.0, 0.0, 0.0)
+
+
 def calibrate(
     measured: Sequence[Measured], stack: Stack, *, name: str = "",
     numbers: Sequence[str] = STEP_NUMBERS, sources: Sequence[str] = (), folds: int | None = None,
-    loose: float = 1.0,
+    loose: float = 1.0, own: bool = False,
 ) -> Stack:  # fmt: skip
     """The stack fitted to measured runs, with its error on each run that its fit had not seen.
 
-    About five runs are enough; with fewer than three, only the speed of products is fitted.
+    About five runs are enough; with fewer than three, only the speed of products is fitted. own:
+    the runs are those of the cluster that is to be predicted.
 
     Raises: UsageError where there is no run, or a step takes no time.
     """
@@ -192,9 +198,14 @@ def calibrate(
         if len(measured) > 1
         else errors(measured, best)
     )
-    off = [abs(e) for e in apart]
-    record = Fit(len(measured), quantile(off, 0.5), quantile(off, 0.9), max(off),
-                 fitted=tuple(numbers), sources=tuple(sources))  # fmt: skip
+    routed = [x.model.moe is not None for x in measured]
+    off, experts = (
+        [abs(e) for e, r in zip(apart, routed, strict=True) if r is kind] for kind in (False, True)
+    )
+    record = Fit(
+        len(off), *_spread(off), len(experts), *_spread(experts)[::2], own=own,
+        fitted=tuple(numbers), sources=tuple(sources),
+    )  # fmt: skip
     return replace(best, name=name or stack.name, fit=record, calibrate_first=False)
 
 

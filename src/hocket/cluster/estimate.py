@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from hocket import Costs, Placement, Schedule, Timeline, build, simulate
+from hocket import Costs, Schedule, Timeline, build, simulate
 from hocket.cluster.hardware import Cluster, load_gpu, slowed
 from hocket.cluster.model import Model, padded_vocab
 from hocket.cluster.operations import flops_per_token
@@ -15,6 +15,7 @@ from hocket.cluster.stack import Stack
 from hocket.cluster.stages import Stage, costs_of_stages, stages, state_bytes
 from hocket.cluster.timing import Seconds
 from hocket.errors import UsageError
+from hocket.schedules import entry
 
 _OPTIMIZER_TRAFFIC = 40  # bytes over the GPU's memory per parameter: gradient, states, weight
 
@@ -157,8 +158,9 @@ class Estimate:
 
 def needs_calibration(model: Model, stack: Stack) -> bool:
     """Whether a stack's numbers are too uncertain for a model to be trusted unseen."""
-    experts = model.moe is not None
-    return stack.calibrate_first or (experts and (stack.narrow or not stack.fit.rows_experts))
+    experts, fit = model.moe is not None, stack.fit
+    rows = fit.rows_experts if experts else fit.rows
+    return stack.calibrate_first or rows < 2 or (experts and stack.narrow and not fit.own)
 
 
 @lru_cache(maxsize=256)
@@ -170,8 +172,26 @@ def schedule_of(name: str, pp: int, microbatches: int, v: int, options: tuple) -
     return build(name, p=pp, m=microbatches, v=v if v > 1 else None, **settings)
 
 
-def _check_placement(name: str, placement: Placement) -> None:
-    """Nothing. Raises: UsageError for a placement whose time would be wrong."""
+def usual_stages(name: str, pp: int, options: tuple[tuple[str, object], ...] = ()) -> int:
+    """How many stages per rank a schedule has where nothing else is said, those of one path.
+
+    Raises: UsageError.
+    """
+    known = entry(name)
+    if pp < 2:
+        return 1
+    if known.takes_v:
+        return known.parameters.get("v", 1)
+    if known.stages_per_rank == 1:
+        return 1
+    settings: dict[str, Any] = dict(options)
+    return build(name, p=pp, m=4 * pp, **settings).placement.n_stages // pp
+
+
+def schedule_for(run: Run, cluster: Cluster) -> Schedule:
+    """The schedule of a run. Raises: UsageError for one whose time would be wrong."""
+    schedule = schedule_of(run.schedule, run.pp, run.microbatches(cluster), run.v, run.options)
+    placement = schedule.placement
     what = {
         "holds two copies of the weights, which exchange gradients": len(placement.paths) > 1,
         "divides sequences into slices": placement.slices > 1,
@@ -179,7 +199,13 @@ def _check_placement(name: str, placement: Placement) -> None:
     }
     for text, is_so in what.items():
         if is_so:
-            raise UsageError(f"{name} {text}; an estimate knows no costs for that")
+            raise UsageError(f"{run.schedule} {text}; an estimate knows no costs for that")
+    if placement.n_stages != run.pp * run.v:
+        raise UsageError(
+            f"{run.schedule} has {placement.n_stages} stages on {run.pp} ranks and the run has "
+            f"{run.pp * run.v}; set v to {placement.n_stages // run.pp}"
+        )
+    return schedule
 
 
 @dataclass(frozen=True)
@@ -200,15 +226,8 @@ def step_seconds(model: Model, cluster: Cluster, stack: Stack, run: Run) -> floa
 
 
 def _simulated(model: Model, cluster: Cluster, stack: Stack, run: Run) -> _Simulated:
-    found = stages(model, cluster, stack, run)
-    schedule = schedule_of(run.schedule, run.pp, run.microbatches(cluster), run.v, run.options)
+    schedule, found = schedule_for(run, cluster), stages(model, cluster, stack, run)
     placement = schedule.placement
-    _check_placement(run.schedule, placement)
-    if placement.n_stages != len(found):
-        raise UsageError(
-            f"{run.schedule} has {placement.n_stages} stages on {run.pp} ranks and the run has "
-            f"{len(found)}; set v to {placement.n_stages // run.pp}"
-        )
     costs = costs_of_stages(found, model, cluster, stack, run)
     timeline = simulate(schedule, costs)
     owned = [list(placement.stages_of_rank[r]) for r in range(run.pp)]

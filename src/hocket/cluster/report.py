@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, NamedTuple
 
+from hocket.cluster.calibrate import Measured, errors, predicted, quantile
 from hocket.cluster.estimate import Estimate, needs_calibration
 from hocket.cluster.hardware import Cluster
 from hocket.cluster.model import Model
 from hocket.cluster.operations import CONVENTIONS
 from hocket.cluster.run import Run
-from hocket.cluster.stack import Stack
+from hocket.cluster.stack import Fit, Stack
 from hocket.cluster.stages import costs_of
 from hocket.costs import costs_toml
 from hocket.tables import format_bytes, format_time, table
@@ -71,8 +72,9 @@ def error_text(found: Estimate) -> str:
     """How far off the stack is on measured runs of such models, one sentence."""
     error = found.error
     kind = "of models with experts " if found.model.moe else ""
-    if not error.rows:
-        return f"{found.stack.name} was fitted on no run {kind}".rstrip() + ": its error is unknown"
+    if error.rows < 2:  # one run is never left out of its own fit
+        few = "one run" if error.rows else "no run"
+        return f"{found.stack.name} was fitted on {few} {kind}".rstrip() + ": its error is unknown"
     known = f"median {_percent(error.median)}, worst {_percent(error.worst)}"
     return f"error on the {error.rows} runs {kind}that {found.stack.name} was fitted on: {known}"
 
@@ -91,7 +93,7 @@ def as_json(found: Estimate) -> dict[str, Any]:
 
 def _verdict(found: Estimate) -> Iterator[str]:
     if found.calibrate_first:
-        yield "calibrate first: no measurement supports these numbers (hocket calibrate)"
+        yield "calibrate first: too few measurements support these numbers (hocket calibrate)"
     gpus = f"{found.cluster.gpus:,} {found.cluster.gpu.name}"
     rate = f"{found.tokens_per_second:,.0f} tokens/s per GPU"
     yield (
@@ -174,3 +176,59 @@ def _layout(run: Run, dp: int) -> str:
                "v": run.v, "dp": dp}  # fmt: skip
     shown = ", ".join(f"{k} {n}" for k, n in degrees.items() if n > 1 or k in ("tp", "pp", "dp"))
     return f"layout: {shown}" + (f"; {run.schedule}" if run.pp > 1 else "")
+
+
+def _errors(fit: Fit) -> Iterator[tuple[str, int, float, float]]:
+    """Kind of models, number of runs, median and worst error; only kinds that were measured."""
+    if fit.rows:
+        yield "", fit.rows, fit.median, fit.worst
+    if fit.rows_experts:
+        yield " with experts", fit.rows_experts, fit.median_experts, fit.worst_experts
+
+
+def calibration_text(measured: Sequence[Measured], before: Stack, after: Stack) -> str:
+    """What a calibration brought: the errors first, then each run."""
+    runs = "1 run" if len(measured) == 1 else f"{len(measured)} runs"
+    lines = [f"{after.name}: {', '.join(after.fit.fitted)} fitted to {runs}"]
+    for kind, rows, median, worst in _errors(after.fit):
+        old = [
+            abs(e) for x, e in zip(measured, errors(measured, before), strict=True)
+            if (x.model.moe is not None) is bool(kind)
+        ]  # fmt: skip
+        lines.append(
+            f"error{kind}: median {_percent(median)}, worst {_percent(worst)}; {before.name} as "
+            f"it was: median {_percent(quantile(old, 0.5))}, worst {_percent(max(old))}"
+        )
+        if rows > 1 and median > quantile(old, 0.5):
+            lines.append(f"the fit is no better than {before.name}: measure more runs")
+    lines.append(
+        "each run was left out of the fit that predicts it"
+        if len(measured) > 1
+        else "that run was not left out of the fit: measure five to know the error"
+    )
+    heads = ("run", "model", "GPUs", "layout", "measured", before.name, after.name)
+    rows = [
+        (str(n), x.model.name, str(x.cluster.gpus),
+         _layout(x.runs[0], x.runs[0].dp(x.cluster)).removeprefix("layout: "),
+         *(format_time(t, "s") for t in (x.seconds, predicted(x, before), predicted(x, after))))
+        for n, x in enumerate(measured, 1)
+    ]  # fmt: skip
+    return "\n".join(lines) + "\n\n" + table(rows, heads)
+
+
+def calibration_json(measured: Sequence[Measured], before: Stack, after: Stack) -> dict[str, Any]:
+    """The same as plain data: seconds, relative errors."""
+    return {
+        "stack": after.name,
+        "from": before.name,
+        "errors": [
+            {"experts": bool(kind), "rows": rows, "median": median, "worst": worst}
+            for kind, rows, median, worst in _errors(after.fit)
+        ],
+        "fitted": {name: getattr(after, name) for name in after.fit.fitted},
+        "runs": [
+            {"measured_s": x.seconds, "before_s": predicted(x, before),
+             "after_s": predicted(x, after)}
+            for x in measured
+        ],
+    }  # fmt: skip

@@ -25,6 +25,7 @@ class Fit:
     median, p90, worst: of the relative error of the step time, each run left out of its own fit.
     rows_experts and so on: the same of models with experts, whose one number is fitted to them.
     fitted: the names of the numbers that were fitted; all others are assumed or from data sheets.
+    own: the runs are those of the cluster that is predicted, not published ones.
     """
 
     rows: int = 0
@@ -34,6 +35,7 @@ class Fit:
     rows_experts: int = 0
     median_experts: float = 0.0
     worst_experts: float = 0.0
+    own: bool = False
     fitted: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
 
