@@ -220,7 +220,7 @@ def bounds_hold(seed, folder):
     makespan, bound = result["makespan"], result["lower_bound"]
     exact = oracle_events.simulate(order, costs).makespan
     wrong = [] if near(makespan, exact) else [f"makespan {makespan}, by events {exact}"]
-    if bound > makespan * (1 + CLOSE) and not is_open_bound(order, costs):
+    if bound > makespan * (1 + CLOSE):
         wrong.append(f"bound {bound} above makespan {makespan}")
     if "p2p_overhead" not in costs:
         wrong += loose(result["critical_path"], makespan)
@@ -246,17 +246,6 @@ def loose(path, makespan):
 
 def near(a, b):
     return abs(float(a) - float(b)) <= CLOSE * max(1.0, abs(float(b)))
-
-
-def is_open_bound(order, costs):
-    """Whether a bound of this order is known to be wrong."""
-    messages = any(a.kind not in WORK for a in order.actions())
-    if "bounds with messages and p2p overhead" in OPEN and messages and "p2p_overhead" in costs:
-        return True
-    slots = (slot for slots in order.queues.values() for slot in slots)
-    chained = any(len({a.mb for a in slot}) < len(slot) for slot in slots)
-    shorter = "p2p_overhead" in costs or costs["FB"] != "sum"
-    return "bounds with slots along a chain" in OPEN and chained and shorter
 
 
 class Problem(NamedTuple):

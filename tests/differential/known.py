@@ -8,6 +8,4 @@ OPEN = {
     "messages within a rank",
     "transfers in a slot of messages",
     "slots of messages on streams",
-    "bounds with messages and p2p overhead",
-    "bounds with slots along a chain",
 }

@@ -97,17 +97,14 @@ BOUNDS = [
         "0: 0F0 0SEND_F0 3RECV_F0 3F0 3B0 3SEND_B0 0RECV_B0 0B0\n"
         "1: 1RECV_F0 1F0 2F0 2SEND_F0 2RECV_B0 2B0 1B0 1SEND_B0",
         {"p2p_overhead": {"recv": 0, "send": 7}}, 40,
-        marks=is_open("bounds with messages and p2p overhead: they count it for all work"),
         id="messages and p2p overhead",
     ),
     pytest.param(
         "path 0: 0 0\n0: 0F0+1F0 1B0+0B0", {"p2p_overhead": {"recv": 7, "send": 0}}, 20,
-        marks=is_open("bounds with slots along a chain: p2p overhead is counted for each part"),
         id="p2p overhead of a slot along a chain",
     ),
     pytest.param(
         "path 0: 0\n0: 0F0+0B0", {"FB": "max", "F": 3, "B": 2}, 3,
-        marks=is_open("bounds with slots along a chain: their parts are counted one by one"),
         id="a slot along a chain",
     ),
 ]  # fmt: skip

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
 
-from hocket.costs import Costs, CostTable, Number, Ticks, fused_rule, quotient
-from hocket.deps import BACKWARDS, WORK
+from hocket.costs import Costs, CostTable, Number, quotient
+from hocket.deps import BACKWARDS, IS_WORK, WORK
 from hocket.graph import edges
 from hocket.ir import Array, Kind, Placement, Schedule, kinds_of, mbs_of, stages_of
 from hocket.pattern import lay
@@ -32,13 +32,17 @@ def lower_bounds(schedule: Schedule, costs: Costs) -> tuple[Bound, ...]:
     """
     table = CostTable(costs, schedule)
     slots = table.occupied()
-    head, tail, chain = _chains(schedule, costs)
+    head, tail, chain = _chains(schedule, table)
     busy = np.zeros(len(schedule.queues), dtype=slots.dtype)
     np.add.at(busy, schedule.queue_of_slot, slots)
+    works = busy.copy()  # messages may belong to work of another queue: no way in and out for them
+    if schedule.has_communication:
+        np.subtract.at(works, schedule.queue_of_slot, np.where(_holds_work(schedule), 0, slots))
     at = {queue: i for i, queue in enumerate(schedule.queues)}
-    queues = schedule.placement.queues
+    queues, value = schedule.placement.queues, table.ticks.value
     whole = [
-        a + table.ticks.value(busy[at[q]]) + b for q, a, b in zip(queues, head, tail, strict=True)
+        max(a + value(works[at[q]]) + b, value(busy[at[q]]))
+        for q, a, b in zip(queues, head, tail, strict=True)
     ]
     runs = np.diff(schedule.starts) > 0  # a queue that runs nothing bounds nothing
     idle = [not runs[at[q]] for q in queues]
@@ -76,59 +80,62 @@ def _plain(x: Number) -> Number:
     return int(x) if x == int(x) and not isinstance(x, float) else x
 
 
-def _chains(schedule: Schedule, costs: Costs) -> tuple[list[Number], list[Number], Number]:
+def _holds_work(schedule: Schedule) -> Array:
+    return IS_WORK[kinds_of(schedule.codes[schedule.slots[:-1]])]
+
+
+def _chains(schedule: Schedule, table: CostTable) -> tuple[list[Number], list[Number], Number]:
     """Shortest time before each queue's first and after its last action, and the longest chain."""
-    one, time, ticks, delays_of = _one_microbatch_a_path(schedule, costs)
+    one, time = _one_microbatch_a_path(schedule, table)
     sources, targets = edges(one)
     rank = one.rank_of_queue[one.queue_of_slot]
-    delays = delays_of(sources, rank[sources] != rank[targets])
-    start = _longest(len(time), sources, targets, delays, time)
-    rest = _longest(len(time), targets, sources, delays, time)
-    if not schedule.is_single and fused_rule(costs.FB)[0] in ("number", "scale"):
-        # parts of fused slots may be shorter than alone
-        start, rest = np.zeros_like(start), np.zeros_like(rest)
-    own, n = one.queue_of_slot, range(len(one.queues))
-    heads = [ticks.value(start[own == q].min(initial=_top(start))) for q in n]
-    tails = [ticks.value(rest[own == q].min(initial=_top(rest))) for q in n]
-    return heads, tails, ticks.value((start + time + rest).max())
+    delays = np.where(rank[sources] != rank[targets], table.ways(one.codes[sources]), 0)
+    start, rest = np.zeros_like(time), np.zeros_like(time)
+    if not _joins_a_chain(schedule):
+        start = _longest(len(time), sources, targets, delays, time)
+        rest = _longest(len(time), targets, sources, delays, time)
+    own, n, value = one.queue_of_slot, range(len(one.queues)), table.ticks.value
+    heads = [value(start[own == q].min(initial=start.max())) for q in n]
+    tails = [value(rest[own == q].min(initial=rest.max())) for q in n]
+    return heads, tails, value((start + time + rest).max())
 
 
-def _top(values: Array) -> Number:
-    return values.max()
+def _joins_a_chain(schedule: Schedule) -> bool:
+    """Whether some slot holds two computations of one sequence: its time is no sum along them."""
+    if schedule.is_single:
+        return False
+    work = IS_WORK[kinds_of(schedule.codes)]
+    sequence = mbs_of(schedule.codes[work]) // schedule.placement.slices
+    pairs = schedule.slot_of_action[work].astype(np.int64) * schedule.m + sequence
+    return len(np.unique(pairs)) < len(pairs)
 
 
-def _one_microbatch_a_path(
-    schedule: Schedule, costs: Costs
-) -> tuple[Schedule, Array, Ticks, Callable[[Array, Array], Array]]:
+def _one_microbatch_a_path(schedule: Schedule, table: CostTable) -> tuple[Schedule, Array]:
     """One sequence on every path with the kinds that each stage runs there, and its times.
 
-    It is one microbatch, or all slices of one. A stage that runs some backwards full and some
-    split counts as the shorter.
+    It is one microbatch, or all slices of one. Each action takes as long as the shortest slot that
+    holds such a one. A stage that runs some backwards full and some split counts as the shorter.
     """
-    paths, n = schedule.placement.paths, schedule.placement.n_stages
-    kinds, stages = kinds_of(schedule.codes), stages_of(schedule.codes)
-    path = np.array(schedule.placement.path_of)[mbs_of(schedule.codes)]
-    runs = np.zeros((len(Kind), n, len(paths)), dtype=bool)
-    runs[kinds, stages, path] = True
-    slices = schedule.placement.slices
+    paths, slices = schedule.placement.paths, schedule.placement.slices
+    mbs = mbs_of(schedule.codes)
+    path = np.array(schedule.placement.path_of)[mbs]
+    cells = kinds_of(schedule.codes), stages_of(schedule.codes), path * slices + mbs % slices
     path_of = tuple(path for path in range(len(paths)) for _ in range(slices))
+    shape = len(Kind), schedule.placement.n_stages, len(path_of)
+    runs, slots = np.zeros(shape, dtype=bool), table.occupied()
+    runs[cells] = True
+    least = np.full(shape, slots.max(), dtype=slots.dtype)
+    np.minimum.at(least, cells, slots[schedule.slot_of_action])
+    shortest = least[[*BACKWARDS]].min(axis=0)
+    for kind in BACKWARDS:
+        least[kind] = np.where(runs[[*BACKWARDS]].all(axis=0), shortest, least[kind])
     whole = all_actions(schedule.name, Placement(paths, path_of, slices), WORK)
-    own = kinds_of(whole.codes), stages_of(whole.codes), mbs_of(whole.codes) // slices
     lines = []
-    for q in range(len(whole.queues)):
-        mine = slice(int(whole.starts[q]), int(whole.starts[q + 1]))
-        lines.append(lay(whole.codes[mine][runs[own][mine]]))
+    for first, last in pairwise(whole.starts.tolist()):
+        codes = whole.codes[first:last]
+        lines.append(lay(codes[runs[kinds_of(codes), stages_of(codes), mbs_of(codes)]]))
     one = Schedule.from_lines(schedule.name, whole.placement, lines)
-    table = CostTable(costs, one)
-    time = table.occupied()
-    either = np.all(runs[[*BACKWARDS]], axis=0)
-    path = mbs_of(one.codes) // slices
-    shortest = np.full((*either.shape[:1], len(path_of)), time.max(initial=0))
-    backward = np.isin(kinds_of(one.codes), BACKWARDS) & either[stages_of(one.codes), path]
-    spot = (stages_of(one.codes)[backward], mbs_of(one.codes)[backward])
-    np.minimum.at(shortest, spot, time[backward])
-    time[backward] = shortest[spot]
-    return one, time, table.ticks, table.delays
+    return one, least[kinds_of(one.codes), stages_of(one.codes), mbs_of(one.codes)]
 
 
 def _longest(n: int, sources: Array, targets: Array, delays: Array, time: Array) -> Array:
