@@ -546,12 +546,15 @@ class Timeline:
         return self.schedule.queues[self.schedule.queue_of_slot[slot]]
 
     def _binding(self, node: int) -> tuple[int, int] | None:
-        """The (node, edge) that held this node longest; a RECV is seen through to its SEND."""
+        """The (node, edge) that held this node longest; a RECV is seen through to its SEND.
+
+        None where nothing outside of its queue did.
+        """
         g = self.graph
         source, edge = binding(
             node, g.need_starts, g.needs, self._arrivals, self._occupied[1], g.receives, g.heads
         )
-        return None if source < 0 else (int(source), int(edge))
+        return None if edge < 0 else (int(source), int(edge))
 
     def gaps(self, queue: Queue) -> Iterator[Gap]:
         """Every idle stretch of a queue between the step's first start and last end."""

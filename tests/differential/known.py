@@ -5,7 +5,6 @@ here: the drawn inputs then hold such cases too.
 """
 
 OPEN = {
-    "messages within a rank",
     "transfers in a slot of messages",
     "slots of messages on streams",
 }

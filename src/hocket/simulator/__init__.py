@@ -6,10 +6,9 @@ import numpy as np
 
 from hocket.checker import check, is_complete, raise_fault
 from hocket.costs import Costs, CostTable
-from hocket.deps import IS_RECEIVE
 from hocket.engine import Times, along, walk
 from hocket.graph import graph
-from hocket.ir import Array, Schedule, kinds_of
+from hocket.ir import Array, Schedule
 from hocket.timeline import Timeline
 
 UNIT = Costs()
@@ -67,7 +66,5 @@ def _times(table: CostTable, blocking: bool) -> Times | None:
 def _wait_from_post(schedule: Schedule, start: Array, end: Array) -> None:
     """Lets a posted RECV begin where it is posted, so that its span is the wait."""
     g = graph(schedule)
-    for action in np.flatnonzero(IS_RECEIVE[kinds_of(schedule.codes)]).tolist():
-        node = int(g.node_of_action[action])
-        posts = [e for e in g.edges_of(node) if not g.crosses[e]]
-        start[action] = max((end[g.source[e]] for e in posts), default=0)
+    posts = g.nodes.posts
+    start[g.first_action[g.n_nodes - len(posts) :]] = np.where(posts >= 0, end[posts], 0)
