@@ -13,6 +13,7 @@ from hocket.cluster import (
     cluster_of,
     costs_of,
     estimate,
+    faults,
     load_cluster,
     load_gpu,
     load_model,
@@ -20,8 +21,10 @@ from hocket.cluster import (
     load_stack,
     predicted,
     stack_of,
+    stages,
 )
 from hocket.cluster.report import PARTS, limited_by
+from hocket.cluster.search import Space, bound, runs_of, search
 from hocket.errors import UsageError
 
 WORDS = ["--model", "llama3-70b", "--gpu", "h100", "--gpus", "64", "--seq", "8192",
@@ -141,7 +144,7 @@ def test_each_broken_rule_is_one_sentence(capsys):
         (["--recompute", "all"], "recompute is all; known are none, core"),
         (["--recompute-layers", "-1"], "recompute_layers is -1; it must be 0 or more"),
         (["--lighter", "1"], "expected two whole numbers such as 1,2, found '1'"),
-        (["--memory", "0"], "memory is 0; it must be above 0"),
+        (["--memory", "0"], "memory is 0; it must be one size above 0"),
         (["--gpus", "0"], "gpus is 0; it must be 1 or more"),
         (["--pp", "0"], "pp is 0; it must be 1 or more"),
         (["--global-batch", "0"], "global_batch is 0; it must be 1 or more"),
@@ -363,3 +366,87 @@ def test_list_shows_every_entry_of_the_catalogues(capsys):
     for option in ("--models", "--gpus", "--stacks"):
         text = _run(capsys, "list", option)[1]
         assert all(f"\n{name} " in text for name in catalogue(option[2:]))
+
+
+PLAN = ["plan", "--model", "llama3-8b", "--gpu", "h100", "--gpus", "16", "--seq", "8192",
+        "--global-batch", "32"]  # fmt: skip
+SMALL = Space(8192, 32, tp=(1, 2, 4), cp=(1, 2), pp=(1, 2, 4), micro_batch=(1, 2), v=(1, 2, 4))
+
+
+def _each(space):
+    """Every configuration of a space that can run, simulated; without any pruning."""
+    case = load_model("llama3-8b"), cluster_of("h100", 16), load_stack("h100-megatron")
+    for run in runs_of(case[0], case[1], space):
+        if not faults(case[0], case[1], run):
+            try:
+                yield case, estimate(*case, run)
+            except UsageError:  # interleaved needs m to be a multiple of p
+                continue
+
+
+def test_the_search_keeps_exactly_what_simulating_everything_keeps():
+    simulated = [(case, e) for case, e in _each(SMALL) if e.fits]
+    fastest = min(e.step for _, e in simulated)
+    kept = {e.run for _, e in simulated if e.step <= 1.03 * fastest}
+    found = search(*simulated[0][0], SMALL)
+    assert {e.run for e in found.best} == kept and len(kept) > 3
+    assert found.fastest.step == fastest
+    assert sum(found.counts.values()) == len(list(runs_of(*simulated[0][0][:2], SMALL)))
+
+
+def test_no_simulation_is_faster_than_its_bound():
+    ratios = [
+        e.step / bound(stages(*case, e.run), case[1], case[2], e.run) for case, e in _each(SMALL)
+    ]
+    assert len(ratios) > 200 and 1 <= min(ratios) < 1.1
+
+
+def test_plan_of_a_model_prints_what_to_run_and_estimate_agrees(capsys):
+    words = [*PLAN, "--tp", "2,4", "--pp", "2,4", "--cp", "1"]
+    status, out, _ = _run(capsys, *words)
+    data = json.loads(_run(capsys, *words, "--json")[1])
+    first = data["best"][0]
+    assert status == 0 and out.startswith("run tp ")
+    assert f": {first['options']}\n" in out.splitlines(keepends=True)[0]
+    again = ["estimate", *PLAN[1:], *first["options"].split(), "--json"]
+    assert json.loads(_run(capsys, *again)[1])["step_s"] == pytest.approx(first["step_s"])
+    assert {x["run"]["tp"] for x in data["best"]} <= {2, 4}
+    steps = [x["step_s"] for x in data["best"]]
+    assert max(steps) <= 1.03 * min(steps)
+
+
+def test_plan_keeps_to_the_memory_and_says_when_nothing_fits(capsys):
+    data = json.loads(_run(capsys, *PLAN, "--tp", "4", "--memory", "40GB", "--json")[1])
+    assert all(x["memory_bytes"]["total"] <= 40e9 for x in data["best"])
+    status, out, err = _run(capsys, *PLAN, "--tp", "4", "--memory", "3GB")
+    assert (status, out) == (1, "")
+    assert err.startswith("hocket: no configuration fits: ") and "need more memory" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--costs", "costs.toml"], "a plan for --model has no use for --costs"),
+        (["-p", "4"], "a plan for --model has no use for -p"),
+        (["--no-search"], "a plan for --model has no use for --no-search"),
+        (["--schedule", "zb-h2"], "a search does not try 'zb-h2'; did you mean zb-h1"),
+        (["--tp", "1-5000", "--pp", "1-5000"], "configurations to search: 75,000,000 are more"),
+        (["--memory", "40GB,40GB"], "it must be one size above 0"),
+        (["--margin", "2"], "--margin is 2; it must be from 0 to below 1"),
+        (["--cluster", "c.toml"], "name the GPU with --gpu, or a file of the cluster"),
+    ],
+)
+def test_a_mistake_in_a_plan_of_a_model_is_one_sentence(capsys, words, sentence):
+    status, out, err = _run(capsys, *PLAN, *words)
+    assert (status, out) == (2, "") and sentence in err and len(err.splitlines()) == 1
+
+
+def test_a_plan_needs_the_model_the_gpus_and_the_batch(capsys):
+    for left, name in ((1, "--model"), (5, "--gpus"), (7, "--seq"), (9, "--global-batch")):
+        words = PLAN[:left] + PLAN[left + 2 :]
+        assert _run(capsys, *words)[2] == f"hocket: a plan of a model on a cluster needs {name}\n"
+
+
+def test_degrees_of_0_break_a_rule(capsys):
+    assert "break a rule" in _run(capsys, *PLAN, "--pp", "0")[2]
+    assert "break a rule" in _run(capsys, *PLAN, "--tp", "0", "--micro-batch", "0")[2]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import MISSING, dataclass, replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hocket.cli.arguments import option
 from hocket.errors import UsageError
@@ -39,6 +39,32 @@ def pair(text: str) -> tuple[int, int]:
     if len(found) != 2:
         raise UsageError(f"expected two whole numbers such as 1,2, found {text!r}")
     return found[0], found[1]
+
+
+def cluster_from(
+    gpu: str | None, file: str | None, gpus: int | None, memory: Any, needed: int
+) -> Cluster:
+    """The cluster of a GPU's name or of a file; needed: how many GPUs where none says.
+
+    Raises: UsageError.
+    """
+    from hocket.cluster import cluster_of, load_cluster
+
+    if file is None and gpu is not None:
+        found = cluster_of(gpu, needed if gpus is None else gpus)
+    elif file is not None and gpu is None:
+        found = load_cluster(file)
+        gpus = found.gpus if gpus is None else gpus
+        if not 1 <= gpus <= found.gpus:
+            raise UsageError(f"gpus is {gpus}; {file} has {found.gpus}")
+        found = replace(found, gpus=gpus)
+    else:
+        raise UsageError("name the GPU with --gpu, or a file of the cluster with --cluster")
+    if memory is None:
+        return found
+    if isinstance(memory, tuple) or not memory > 0:
+        raise UsageError(f"memory is {memory}; it must be one size above 0")
+    return replace(found, memory_gb=memory / 1e9)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +139,8 @@ class Configuration:
         """What is described. Raises: HocketError."""
         from hocket.cluster import load_model, load_stack, raise_faults, stack_of
 
-        model, cluster = load_model(self.model), self._cluster()
+        model, needed = load_model(self.model), self._needed()
+        cluster = cluster_from(self.gpu, self.cluster, self.gpus, self.memory, needed)
         stack = load_stack(self.stack) if self.stack else stack_of(cluster.gpu)
         run = self._run(cluster)
         raise_faults(model, cluster, run)
@@ -123,26 +150,6 @@ class Configuration:
                 f"{self.pp} have {run.dp(cluster)} data parallel ranks"
             )
         return Case(model, cluster, stack, run)
-
-    def _cluster(self) -> Cluster:
-        from hocket.cluster import cluster_of, load_cluster
-
-        if (self.gpu is None) == (self.cluster is None):
-            raise UsageError("name the GPU with --gpu, or a file of the cluster with --cluster")
-        if self.cluster is not None:
-            found = load_cluster(self.cluster)
-            gpus = found.gpus if self.gpus is None else self.gpus
-            if not 1 <= gpus <= found.gpus:
-                raise UsageError(f"gpus is {gpus}; {self.cluster} has {found.gpus}")
-            found = replace(found, gpus=gpus)
-        else:
-            gpus = self._needed() if self.gpus is None else self.gpus
-            found = cluster_of(self.gpu or "", gpus)
-        if self.memory is None:
-            return found
-        if not self.memory > 0:
-            raise UsageError(f"memory is {self.memory}; it must be above 0")
-        return replace(found, memory_gb=self.memory / 1e9)
 
     def _needed(self) -> int:
         """The fewest GPUs that the layout can run on."""

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hocket import files
-from hocket.cli.arguments import Answer, Verb, option
+from hocket.cli.arguments import Answer, Verb, option, part
+from hocket.cli.model_plan import ModelOptions, model_plan
 from hocket.cli.output import check_writable, warn
 from hocket.cli.selection import costs_of, costs_option
 from hocket.errors import UsageError
@@ -49,6 +50,7 @@ def _levels(text: str) -> tuple[Any, ...]:
 class Options:
     """The best schedule for these costs under a limit."""
 
+    asked: ModelOptions = part(ModelOptions)
     # What bears the name of a field of Request is that; None is its default.
     p: tuple[int, ...] | None = option(
         "-p P", "ranks: 8, or several to choose from: 4,8", read=wholes
@@ -125,6 +127,9 @@ class Options:
 
 def run(options: Options) -> Answer:
     """The plan that the options ask for. Raises: HocketError."""
+    if options.asked.given:
+        _check_alone(options)
+        return model_plan(options.asked, options.v, options.memory, options.margin)
     _check_output(options)
     _check_jitter(options)
     if options.curve:
@@ -144,6 +149,14 @@ def run(options: Options) -> Answer:
         what = "" if best is plan.schedule else f" ({best.name}, the best when times vary)"
         text += f"\nwritten: {', '.join(written)}{what}"
     return Answer(text, lambda: data | {k: v.as_json() for k, v in extra.items()})
+
+
+def _check_alone(options: Options) -> None:
+    """Raises UsageError where a plan of a model on a cluster has no use for an option."""
+    for one in fields(options):
+        value, names = getattr(options, one.name), one.metadata.get("names")
+        if names and one.name not in ("v", "memory", "margin") and value != one.default:
+            raise UsageError(f"a plan for --model has no use for {names[0]}")
 
 
 def _planned(options: Options) -> Plan:

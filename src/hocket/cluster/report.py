@@ -12,6 +12,7 @@ from hocket.cluster.hardware import Cluster
 from hocket.cluster.model import Model
 from hocket.cluster.operations import CONVENTIONS
 from hocket.cluster.run import Run
+from hocket.cluster.search import Found
 from hocket.cluster.stack import Fit, Stack
 from hocket.cluster.stages import costs_of
 from hocket.costs import costs_toml
@@ -232,3 +233,46 @@ def calibration_json(measured: Sequence[Measured], before: Stack, after: Stack) 
             for x in measured
         ],
     }  # fmt: skip
+
+
+_SHOWN = 10  # alternatives
+
+
+def found_text(found: Found, margin: float) -> str:
+    """The answer of a search: what to run, the estimate, the alternatives, and all the others."""
+    first, fastest = found.best[0], min(e.step for e in found.best)
+    heads = ("layout", "microbatch", "recomputed", "step", "above the fastest", "memory", "MFU")
+    rows = [
+        (_layout(e.run, e.dp).removeprefix("layout: "), str(e.run.micro_batch),
+         ", ".join(e.run.recompute) or "nothing", format_time(e.step, "s"),
+         _percent(e.step / fastest - 1), format_bytes(e.memory[e.fullest].total), _percent(e.mfu))
+        for e in found.best[:_SHOWN]
+    ]  # fmt: skip
+    left = len(found.best) - len(rows)
+    counts = "; ".join(f"{n:,} {fate}" for fate, n in found.counts.items())
+    return "\n\n".join((
+        f"run {_layout(first.run, first.dp).removeprefix('layout: ')}: {estimate_words(first.run)}",
+        as_text(first),
+        f"within {_percent(margin)} of the fastest, simplest first\n" + table(rows, heads)
+        + (f"\nand {left} more (--json)" if left else ""),
+        f"of {sum(found.counts.values()):,} configurations, {counts}",
+    ))  # fmt: skip
+
+
+def estimate_words(run: Run) -> str:
+    """The options of `hocket estimate` that describe the layout of a run."""
+    words = [f"--{k} {n}" for k in ("tp", "cp", "ep", "pp") if (n := getattr(run, k)) > 1]
+    words += [f"--schedule {run.schedule}"] if run.pp > 1 else []
+    words += [f"-v {run.v}"] if run.v > 1 else []
+    words += [f"--micro-batch {run.micro_batch}"]
+    words += [f"--recompute {','.join(run.recompute)}"] if run.recompute else []
+    words += [f"--lighter {run.lighter[0]},{run.lighter[1]}"] if any(run.lighter) else []
+    return " ".join(words)
+
+
+def found_json(found: Found) -> dict[str, Any]:
+    """The same as plain data: the configurations within the margin, simplest first; the counts."""
+    return {
+        "best": [as_json(e) | {"options": estimate_words(e.run)} for e in found.best],
+        "counts": dict(found.counts),
+    }
