@@ -23,6 +23,8 @@ from hocket.cluster import (
     stack_of,
     stages,
 )
+from hocket.cluster.flags import megatron
+from hocket.cluster.readers import from_megatron
 from hocket.cluster.report import PARTS, limited_by
 from hocket.cluster.search import Space, bound, runs_of, search
 from hocket.errors import UsageError
@@ -450,3 +452,44 @@ def test_a_plan_needs_the_model_the_gpus_and_the_batch(capsys):
 def test_degrees_of_0_break_a_rule(capsys):
     assert "break a rule" in _run(capsys, *PLAN, "--pp", "0")[2]
     assert "break a rule" in _run(capsys, *PLAN, "--tp", "0", "--micro-batch", "0")[2]
+
+
+MEGATRON = """--num-layers 32 --hidden-size 4096 --num-attention-heads 32 --vocab-size 128256
+--ffn-hidden-size 14336 --group-query-attention --num-query-groups 8 --swiglu """
+
+
+def test_the_flags_for_megatron_are_read_back_as_the_same_run(capsys):
+    words = [*PLAN, "--tp", "2", "--pp", "2,4", "--for", "megatron"]
+    status, out, _ = _run(capsys, *words)
+    data = json.loads(_run(capsys, *words, "--json")[1])
+    assert status == 0 and out.splitlines()[0] == data["flags"]
+    _, run = from_megatron(MEGATRON + data["flags"])
+    first = data["best"][0]["run"]
+    keys = ("seq", "micro_batch", "global_batch", "tp", "cp", "ep", "pp", "v", "schedule", "sp",
+            "sharding", "grad_overlap")  # fmt: skip
+    assert {k: getattr(run, k) for k in keys} == {k: first[k] for k in keys}
+    assert list(run.recompute) == first["recompute"]
+
+
+def test_for_megatron_chooses_only_what_megatron_has(capsys):
+    data = json.loads(_run(capsys, *PLAN, "--for", "megatron", "--margin", "0.3", "--json")[1])
+    runs = [x["run"] for x in data["best"]]
+    assert len(runs) > 10 and {x["schedule"] for x in runs} == {"1f1b", "interleaved"}
+    assert all((32 + sum(x["lighter"])) % (x["pp"] * x["v"]) == 0 for x in runs)
+    assert {tuple(x["recompute"]) for x in runs} <= {(), ("full",)}
+    err = _run(capsys, *PLAN, "--for", "megatron", "--schedule", "zb-v")[2]
+    assert err == "hocket: megatron does not have 'zb-v'; choose from 1f1b, interleaved\n"
+
+
+def test_every_flag_for_megatron_appears_where_its_setting_does():
+    run = Run(4096, 2, 64, 2, 2, 8, 1, 4, 5, "interleaved", lighter=(1, 1), recompute=("full",))
+    assert megatron(run) == (
+        "--tensor-model-parallel-size 2 --context-parallel-size 2 --expert-model-parallel-size 8 "
+        "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 5 "
+        "--micro-batch-size 2 --global-batch-size 64 --seq-length 4096 "
+        "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split "
+        "--use-distributed-optimizer --overlap-grad-reduce --recompute-granularity full "
+        "--recompute-method uniform --recompute-num-layers 1"
+    )
+    plain = Run(4096, 2, 64, sharding=0, grad_overlap=False)
+    assert megatron(plain) == "--micro-batch-size 2 --global-batch-size 64 --seq-length 4096"

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from hocket.cli.arguments import Answer, option
 from hocket.cli.configuration import cluster_from, words
 from hocket.errors import PlanError, UsageError
-from hocket.words import wholes
+from hocket.words import hint, wholes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +39,9 @@ class ModelOptions:
     schedule: tuple[str, ...] | None = option(
         "--schedule LIST", "of 1f1b, interleaved, zb-h1, zb-v (default: all)", read=words
     )
+    target: str | None = option(
+        "--for FRAMEWORK", "print its flags, and choose only what it has", of=("megatron",)
+    )
 
     @property
     def given(self) -> bool:
@@ -51,6 +54,7 @@ def model_plan(
 ) -> Answer:
     """The fastest configurations that fit. Raises: HocketError; PlanError where none does."""
     from hocket.cluster import load_model, load_stack, stack_of
+    from hocket.cluster.flags import TARGETS
     from hocket.cluster.report import found_json, found_text
     from hocket.cluster.search import Space, search
 
@@ -66,6 +70,11 @@ def model_plan(
     names = ("seq", "global_batch", "micro_batch", "tp", "cp", "ep", "pp", "schedule")
     limits: dict[str, Any] = {n: getattr(asked, n) for n in names} | {"v": v}
     space = Space(**{n: x for n, x in limits.items() if x is not None})
+    target = TARGETS[asked.target] if asked.target else None
+    if target is not None:
+        names = space.schedule if asked.schedule else target.schedules
+        _check_schedules(names, target.schedules, asked.target or "")
+        space = replace(space, schedule=names, recompute=target.recompute, even=True)
     margin = 0.03 if margin is None else margin
     if not 0 <= margin < 1:
         raise UsageError(f"--margin is {margin:g}; it must be from 0 to below 1")
@@ -73,4 +82,13 @@ def model_plan(
     if not found.best:
         counts = ", ".join(f"{n:,} {fate}" for fate, n in found.counts.items() if n)
         raise PlanError(f"no configuration fits: {counts or 'there is none to try'}")
-    return Answer(found_text(found, margin), lambda: found_json(found))
+    flags = {} if target is None else {"flags": target.flags(found.best[0].run)}
+    text = "\n\n".join([*flags.values(), found_text(found, margin)])
+    return Answer(text, lambda: found_json(found) | flags)
+
+
+def _check_schedules(names: tuple[str, ...], known: tuple[str, ...], target: str) -> None:
+    """Raises: UsageError for a schedule that a framework does not have."""
+    for name in names:
+        if name not in known:
+            raise UsageError(f"{target} does not have {name!r}; {hint(name, known)}")

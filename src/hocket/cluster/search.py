@@ -49,7 +49,8 @@ _MOST = 20_000  # of what a request names
 class Space:
     """What a search may choose from; an empty field: whatever suits the model and the cluster.
 
-    Tensor parallelism stays within a node unless it is named.
+    Tensor parallelism stays within a node unless it is named. even: only stages with equally many
+    layers, embedding and head counted as one each where that makes them even.
     """
 
     seq: int
@@ -62,6 +63,7 @@ class Space:
     micro_batch: tuple[int, ...] = (1, 2, 4)
     schedule: tuple[str, ...] = tuple(WAYS)
     recompute: tuple[tuple[str, ...], ...] = RECOMPUTE
+    even: bool = False
 
 
 @dataclass(frozen=True)
@@ -179,10 +181,13 @@ def runs_of(model: Model, cluster: Cluster, space: Space) -> Iterator[Run]:
             for v, micro, recompute in product(
                 WAYS[name].choices(space.v), space.micro_batch, space.recompute
             ):
+                lighter = _lighter(model.layers, pp * v)
+                if space.even and pp * v > 0 and (model.layers + sum(lighter)) % (pp * v):
+                    continue
                 yield Run(
                     space.seq, micro, space.global_batch, tp=tp, cp=cp, ep=ep, pp=pp, v=v,
                     schedule=name, recompute=recompute, sp=tp > 1,
-                    lighter=_lighter(model.layers, pp * v),
+                    lighter=lighter,
                 )  # fmt: skip
 
 
