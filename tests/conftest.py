@@ -24,6 +24,10 @@ hypothesis_settings.register_profile(
 )
 hypothesis_settings.load_profile("any load")
 
+# A shell starts background jobs with Ctrl-C ignored, and every child would inherit that.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 WITHOUT_TORCH = find_spec("torch") is None
 collect_ignore = ["runtime"] if WITHOUT_TORCH else []
 
