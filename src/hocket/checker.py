@@ -516,7 +516,7 @@ def _rendezvous(schedule: Schedule, index: Index, g: Graph) -> Graph:
 
     Slots are the nodes again, so that messages of one slot progress together. Each side waits
     for what precedes the other side, and the receive for what the send needs. A message of a
-    queue to itself waits for its own receive.
+    queue to itself waits for its other side behind it.
     """
     slot, queue = schedule.slot_of_action, schedule.queue_of_slot
     is_comm = IS_MESSAGE[index.kinds]
@@ -538,8 +538,8 @@ def _rendezvous(schedule: Schedule, index: Index, g: Graph) -> Graph:
         sources.append(schedule.slots[before[has]])
         targets.append(here[has])
     own = (queue[slot[sends]] == queue[slot[receives]]) & (slot[sends] != slot[receives])
-    sources.append(receives[own])
-    targets.append(sends[own])
+    sources.append(np.maximum(sends, receives)[own])
+    targets.append(np.minimum(sends, receives)[own])
     return assemble(schedule, np.concatenate(sources), np.concatenate(targets))
 
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from hocket import compiled
-from hocket.deps import IS_MESSAGE, IS_RECEIVE, NEEDS, PARTNER, SENDS, Need
+from hocket.deps import IS_RECEIVE, NEEDS, PARTNER, SENDS, Need
 from hocket.ir import Array, Kind, Schedule, kinds_of, mbs_of, offsets, stages_of
 
 _NONE = np.empty(0, dtype=np.int32)
@@ -328,15 +328,21 @@ def _nodes_of_slots(schedule: Schedule) -> _Nodes:
 
 
 def _nodes(schedule: Schedule, index: Index, blocking: bool) -> _Nodes:
-    """The nodes: slots; where messages stand in the order, each of them by itself."""
+    """The nodes: slots; where messages stand in the order, their sends apart from their receives.
+
+    The sends of a slot are one node before its receives, which are one where they block, and else
+    each by itself.
+    """
     if not schedule.has_communication:
         return _nodes_of_slots(schedule)
-    is_comm = IS_MESSAGE[index.kinds]
-    alone = np.repeat(schedule.widths == 1, schedule.widths) | is_comm
-    opens = alone.copy()
-    opens[schedule.slots[:-1][schedule.widths > 0]] = True
-    raw = np.cumsum(opens) - 1  # nodes in the order they stand
-    first = np.flatnonzero(opens)
+    slot, receive = schedule.slot_of_action, IS_RECEIVE[index.kinds]
+    order = np.lexsort((receive, slot))
+    slot, receive = slot[order], receive[order]
+    opens = np.append(True, (slot[1:] != slot[:-1]) | (receive[1:] != receive[:-1]))
+    opens |= receive & (not blocking)
+    raw = np.empty(index.n, dtype=np.int64)
+    raw[order] = np.cumsum(opens) - 1  # nodes in the order they stand
+    first = order[opens]
     queue = schedule.queue_of_slot[schedule.slot_of_action[first]]
     kinds = index.kinds[first]
     apart = IS_RECEIVE[kinds] & (not blocking)

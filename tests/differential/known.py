@@ -6,5 +6,4 @@ here: the drawn inputs then hold such cases too.
 
 OPEN = {
     "transfers in a slot of messages",
-    "slots of messages on streams",
 }

@@ -48,14 +48,12 @@ def test_a_send_joined_with_a_receive_does_not_wait_for_the_overhead_of_the_rece
     assert times["0SEND_F1"][0] == times["0F1"][1]
 
 
-@is_open("slots of messages: with blocking receives their parts run one after the other")
 def test_a_receive_written_before_the_send_of_its_slot_does_not_hold_it_up():
     text = JOINED.format(rank0="0RECV_B0+0SEND_F1", rank1="1RECV_F1+1SEND_B0")
     assert hocket.check(hocket.loads(text), transport="rendezvous").ok
     assert hocket.simulate(hocket.loads(text), blocking=True).makespan == 9
 
 
-@is_open("slots of messages on streams: they start before all that their parts need is there")
 def test_a_slot_of_messages_starts_when_everything_its_parts_need_from_outside_is_there():
     text = """# hocket 1
 name streams
