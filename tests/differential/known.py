@@ -5,5 +5,6 @@ here: the drawn inputs then hold such cases too.
 """
 
 OPEN = {
+    "critical paths with p2p overhead",
     "transfers in a slot of messages",
 }

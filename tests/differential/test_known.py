@@ -3,6 +3,8 @@
 A mark here belongs to a line of known.py: when the test passes, delete both.
 """
 
+from itertools import pairwise
+
 import pytest
 from against import command, costs_of, times_of, toml
 from oracle_text import read
@@ -39,6 +41,15 @@ def test_a_message_within_a_rank_has_a_critical_path_with_p2p_overhead():
     timeline = hocket.simulate(hocket.loads(text), hocket.Costs(p2p_overhead=(0, 7)))
     assert timeline.makespan == 13
     assert len(timeline.critical_path()) == 6
+
+
+@is_open("critical paths with p2p overhead: a RECV that takes time on another stream is left out")
+def test_a_critical_path_has_no_hole_where_a_receive_takes_time_on_another_stream():
+    text = "# hocket 1\nname net\npath 0: 0 0\n0: 0F0 0SEND_F0 1F0 1B0 0B0\n0/net: 1RECV_F0\n"
+    timeline = hocket.simulate(hocket.loads(text), hocket.Costs(p2p_overhead=(1, 0)))
+    assert timeline.makespan == 7
+    steps = timeline.critical_path()
+    assert all(a.end == b.start for a, b in pairwise(steps) if b.after == "queue")
 
 
 @is_open("transfers in a slot of messages: each message pays for the receive and for the send")
