@@ -68,7 +68,7 @@ def test_the_page_has_its_scripts(commands, tmp_path):
 
 def test_a_plan_reads_a_built_in_profile(commands, tmp_path):
     words = ["plan", "-p", "2", "-m", "4", "--in-flight", "2", "--costs", "deepseek-v3-h800",
-             "--no-search", "--json"]  # fmt: skip
+             "-v", "1", "--no-search", "--json"]  # fmt: skip
     found = json.loads(_run(commands / "hocket", *words, cwd=tmp_path))
     assert found["lower_bound"] <= found["value"]
 

@@ -210,7 +210,7 @@ def check_choice(costs: Costs, stages: set[int], *, v: Sequence[int], slices: in
     if costs.per == "stage" and is_open:
         raise CostError(
             "the costs are per stage, but the number of stages is not fixed, so plans would be of "
-            'different models; use per = "rank"'
+            'different models; use per = "rank", or allow one -p and one -v only'
         )
     if costs.per is None and (is_open or set(v) != {1}):
         raise CostError(f"the costs do not say what they are per, but stages are chosen; {SAY}")

@@ -181,7 +181,7 @@ def batch(
 def _refuse_odd(n_stages: int, ranks: int, experts: int, top: int, width: int, heads: int) -> None:
     if n_stages % len(PHASES):
         raise UsageError(
-            f"the model has {len(PHASES)} stages per layer ({', '.join(PHASES)}), but the "
+            f"this model has {len(PHASES)} stages per layer ({', '.join(PHASES)}), but the "
             f"schedule has {n_stages} stages; take moe-pair, or another --model"
         )
     if experts % ranks:
