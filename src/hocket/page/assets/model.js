@@ -6,7 +6,7 @@
 const SHADE = 64;
 
 const kindOf = (view, action) => view.columns.kind[action] % SHADE;
-const rowOf = (view, action) => view.kinds[kindOf(view, action)];
+const kindRow = (view, action) => view.kinds[kindOf(view, action)];
 const messagePaint = (colours, kinds) =>
   colours.tiles[kinds.findIndex((kind) => kind.message)].fill;
 
@@ -53,8 +53,8 @@ function asRow(model, queue, q) {
   const { joined } = model.columns;
   const hasLane = (i) => model.begin[i] < model.start[i] || model.finish[i] > model.end[i];
   for (let i = model.first[q]; i < model.first[q + 1]; i++) {
-    const isMessage = rowOf(model, i).message;
-    const isFirst = !joined || !joined[i] || rowOf(model, i - 1).message;
+    const isMessage = kindRow(model, i).message;
+    const isFirst = !joined || !joined[i] || kindRow(model, i - 1).message;
     if (isMessage) messages.push(i);
     else if (isFirst) works.push(i);
     if (isMessage ? hasLane(i) : isFirst) busy.push(i);
@@ -99,14 +99,14 @@ function binding(model, first) {
       if (best === null || ready > best.ready) best = { source, ready };
     }
     const previous = from - 1; // a RECV that holds its queue until the message is there
-    if (model.blocking && previous >= 0 && rowOf(model, previous).receive &&
+    if (model.blocking && previous >= 0 && kindRow(model, previous).receive &&
         rowOf(model, previous) === rowOf(model, from) &&
         (best === null || model.finish[previous] > best.ready)) {
       best = { source: previous, ready: model.finish[previous] };
     }
     if (best === null) return found;
     found = best;
-    if (!rowOf(model, best.source).receive) return found;
+    if (!kindRow(model, best.source).receive) return found;
     from = best.source;
     stop = from + 1;
   }

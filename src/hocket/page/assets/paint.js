@@ -320,7 +320,7 @@ function paintArrowsTo({ scene, colours }, surface, item, action, rankOf, only) 
     const from = rankOf(source);
     if (from.row.rank === item.row.rank) continue;
     const x0 = xOf(scene, view, view.end[source]);
-    const arrives = rowOf(view, action).receive ? view.end : view.start;
+    const arrives = kindRow(view, action).receive ? view.end : view.start;
     const x1 = xOf(scene, view, arrives[action]);
     if (Math.max(x0, x1) < scene.left || Math.min(x0, x1) > scene.right) continue;
     const ink = only ? colours.ink : colours.faint;

@@ -45,7 +45,7 @@ function tellOthers(app, view, first) {
 
 // Why the slot did not start earlier.
 function tellWait(app, view, first) {
-  if (rowOf(view, first).message) return "";
+  if (kindRow(view, first).message) return "";
   const waited = view.begin[first] - view.free[first];
   const held = binding(view, first);
   if (waited <= 0) return view.begin[first] > 0 ? "did not wait: its rank was busy until then" : "";
