@@ -94,11 +94,12 @@ async function ask(app) {
     const first = app.data.served.asked;
     const changed = Object.entries(words).filter(([key, value]) => value !== (first[key] ?? ""));
     app.state.asked = Object.fromEntries(changed.map(([key, value]) => [`q.${key}`, value]));
-    app.answered = number;
     showError("");
   } catch (error) {
-    if (number === app.question) showError(error.message);
+    if (number !== app.question) return;
+    showError(error.message);
   }
+  app.answered = number;
   app.isResized = true;
   app.redraw();
 }
