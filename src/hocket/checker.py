@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import NamedTuple, NoReturn
 
 import numpy as np
 
 from hocket import compiled
 from hocket.codes import kinds_of, mbs_of, stages_of
 from hocket.compiled import ROOM
-from hocket.deps import FULL, IS_MESSAGE, IS_WORK, NEEDS, PARTNER, ROWS, SPLIT, WORK, Kind
+from hocket.deps import (
+    FULL,
+    IS_MESSAGE,
+    IS_RECEIVE,
+    IS_WORK,
+    NEEDS,
+    PARTNER,
+    ROWS,
+    SPLIT,
+    WORK,
+    Kind,
+)
 from hocket.engine import walk
 from hocket.errors import Code, Problem, ScheduleError, UsageError
 from hocket.graph import (
@@ -22,7 +33,7 @@ from hocket.graph import (
     graph,
     message_pairs,
 )
-from hocket.ir import Array, Schedule, action_of
+from hocket.ir import Array, Schedule, action_of, offsets
 from hocket.lower import insert_communication
 
 SHOWN = 20  # problems of one kind that are reported one by one
@@ -296,8 +307,8 @@ def _all_pairs(schedule: Schedule) -> tuple[Array, Array]:
     """Every (stage, microbatch) that must run, as two flat arrays."""
     lengths = schedule.placement.lengths
     mbs = np.repeat(np.arange(schedule.m), lengths)
-    offsets = np.cumsum(lengths) - lengths
-    return np.arange(len(mbs)) - np.repeat(offsets, lengths), mbs
+    first = np.cumsum(lengths) - lengths
+    return np.arange(len(mbs)) - np.repeat(first, lengths), mbs
 
 
 def _absences(
@@ -449,10 +460,14 @@ def _wait(g: Graph, where: _Where, edge: int) -> tuple[str, int]:
 def _wanted(g: Graph, action: int, source: int) -> tuple[int, str]:
     """What an action really waits for, and why; for a message that is its other side."""
     index = Index(g.schedule)
+    asked = {}
     for need in NEEDS[Kind(int(index.kinds[action]))]:
         _, found = index.sources(need, np.array([action]))
-        if source in found:
-            return source, need.what
+        asked |= dict.fromkeys(found[found < index.n].tolist(), need.what)
+    if source in asked:
+        return source, asked[source]
+    if IS_WORK[index.kinds[action]]:  # it waits for what its RECV waits for
+        return next((a, what) for a, what in asked.items() if IS_RECEIVE[index.kinds[a]])
     return _partner(index, action), "the other side of the message"
 
 
@@ -515,32 +530,59 @@ def _rendezvous(schedule: Schedule, index: Index, g: Graph) -> Graph:
     """The graph in which a message starts when both ranks have reached it.
 
     Slots are the nodes again, so that messages of one slot progress together. Each side waits
-    for what precedes the other side, and the receive for what the send needs. A message of a
-    queue to itself waits for its other side behind it.
+    for what lets the other side's slot start: what precedes it, and what its sends need. A message
+    of a queue to itself waits for its other side behind it.
     """
     slot, queue = schedule.slot_of_action, schedule.queue_of_slot
     is_comm = IS_MESSAGE[index.kinds]
     sends, receives = message_pairs(index)
-    receive_of = np.arange(index.n)
-    receive_of[sends] = receives
-    work = ~is_comm[g.source]
-    sources = [g.source[work], g.source[work]]
-    targets = [g.target[work], receive_of[g.target[work]]]
-    # A rank receives before it works; SEND to RECV is no edge, for the two meet.
+    send_of = np.empty(index.n, dtype=np.int64)
+    send_of[receives] = sends
+    work, starts = ~is_comm[g.source], _what_starts(schedule, g, is_comm)
+    sources, targets = [g.source[work]], [g.target[work]]
+
+    def wait(some: Array, actions: Array) -> None:
+        """Lets some actions wait for what lets the slots of others start."""
+        which, source = starts.of(slot[actions])
+        sources.append(source)
+        targets.append(some[which])
+
+    wait(sends, receives)
+    wait(receives, sends)
+    # Work waits for its RECV, not for the others of that slot; SEND to RECV is no edge.
     keep = is_comm[g.source] & ~is_comm[g.target]
-    sources.append(g.source[keep])
-    targets.append(g.target[keep])
-    is_first = np.zeros(schedule.n_slots + 1, dtype=bool)
-    is_first[schedule.starts[:-1]] = True
-    for here, there in ((sends, receives), (receives, sends)):
-        before = slot[there] - 1
-        has = ~is_first[slot[there]]
-        sources.append(schedule.slots[before[has]])
-        targets.append(here[has])
+    source, target = g.source[keep], g.target[keep]
+    wait(target, source)
+    wait(target, send_of[source])
     own = (queue[slot[sends]] == queue[slot[receives]]) & (slot[sends] != slot[receives])
     sources.append(np.maximum(sends, receives)[own])
     targets.append(np.minimum(sends, receives)[own])
     return assemble(schedule, np.concatenate(sources), np.concatenate(targets))
+
+
+class _Rows(NamedTuple):
+    """Rows of different lengths, laid end to end: row i is `values[first[i]:first[i + 1]]`."""
+
+    first: Array
+    values: Array
+
+    def of(self, rows: Array) -> tuple[Array, Array]:
+        """The values of some rows, and at which place in `rows` each belongs."""
+        counts = np.diff(self.first)[rows]
+        which = np.repeat(np.arange(len(rows)), counts)
+        at = np.arange(len(which)) - np.repeat(np.cumsum(counts) - counts, counts)
+        return which, self.values[self.first[rows][which] + at]
+
+
+def _what_starts(schedule: Schedule, g: Graph, is_comm: Array) -> _Rows:
+    """What must have ended when a slot of messages starts, `[slot]`: actions."""
+    slot = schedule.slot_of_action
+    sent = ~is_comm[g.source] & is_comm[g.target]
+    behind = np.setdiff1d(np.arange(schedule.n_slots), schedule.starts[:-1])
+    of = np.concatenate([slot[g.target[sent]], behind])
+    sources = np.concatenate([g.source[sent], schedule.slots[behind - 1]])
+    order = np.argsort(of, kind="stable")
+    return _Rows(offsets(np.bincount(of, minlength=schedule.n_slots)), sources[order])
 
 
 Finder = Callable[[Schedule], list[Problem]]

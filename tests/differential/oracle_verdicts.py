@@ -99,16 +99,19 @@ def _posted(order, wants, at, queue, done, posted):
 
 
 def _met(order, wants, at, queue, done, posted):
-    """A message ends when its two sides are reached at the same time and its result is there."""
+    """A message ends when its two sides are reached at the same time, and both slots may start."""
     slot = order.queues[queue][at[queue]]
     if slot[0].kind in WORK:
         return _posted(order, wants, at, queue, done, posted)
+
+    def may_start(slot):
+        sends = [a for a in slot if a.kind.startswith("SEND")]
+        return all(n in done for a in sends for n in wants[a])
+
     heads = [slots[at[q]] for q, slots in order.queues.items() if at[q] < len(slots)]
-    for a in slot:
-        send = a if a.kind.startswith("SEND") else partner(a)
-        sent = all(n in done or n in slot for n in wants[send])
-        if a not in done and sent and any(partner(a) in head for head in heads):
-            done.update((a, partner(a)))
+    started = {a for head in heads if may_start(head) for a in head}
+    met = {a for a in slot if a in started and partner(a) in started}
+    done.update(met, map(partner, met))
     return done.issuperset(slot)
 
 
