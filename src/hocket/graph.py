@@ -335,11 +335,8 @@ def _nodes(schedule: Schedule, index: Index, blocking: bool) -> _Nodes:
     """
     if not schedule.has_communication:
         return _nodes_of_slots(schedule)
-    slot, receive = schedule.slot_of_action, IS_RECEIVE[index.kinds]
-    order = np.lexsort((receive, slot))
-    slot, receive = slot[order], receive[order]
-    opens = np.append(True, (slot[1:] != slot[:-1]) | (receive[1:] != receive[:-1]))
-    opens |= receive & (not blocking)
+    order, opens = sends_first(schedule)
+    opens = opens | (IS_RECEIVE[index.kinds[order]] & (not blocking))
     raw = np.empty(index.n, dtype=np.int64)
     raw[order] = np.cumsum(opens) - 1  # nodes in the order they stand
     first = order[opens]
@@ -360,6 +357,15 @@ def _nodes(schedule: Schedule, index: Index, blocking: bool) -> _Nodes:
     visit = np.argsort(node_of_action, kind="stable")
     offsets = np.concatenate([[0], np.cumsum(np.bincount(node_of_action, minlength=len(first)))])
     return _Nodes(chains, offsets, visit, node_of_action, posts)
+
+
+def sends_first(schedule: Schedule) -> tuple[Array, Array]:
+    """The actions with the sends of each slot before its receives, and which open such a part."""
+    slot, receive = schedule.slot_of_action, IS_RECEIVE[kinds_of(schedule.codes)]
+    order = np.lexsort((receive, slot))
+    slot, receive = slot[order], receive[order]
+    opens = np.append(True, (slot[1:] != slot[:-1]) | (receive[1:] != receive[:-1]))
+    return order, opens
 
 
 def assemble(schedule: Schedule, sources: Array, targets: Array) -> Graph:

@@ -365,16 +365,17 @@ class Timeline:
         out = []
         for rank in range(s.p):
             mine = self._queues_of_rank[rank]
-            times, deltas, takes_now = [], [], []
+            times, deltas, later = [], [], []
             for q in mine:
                 part = slice(int(s.starts[q]), int(s.starts[q + 1]))
                 keep = self.computes[part]
-                times.append(_zip(self.slot_start[part][keep], self.slot_end[part][keep]))
+                start, end = self.slot_start[part][keep], self.slot_end[part][keep]
+                times.append(_zip(start, end))
                 deltas.append(_zip(takes[part][keep], -frees[part][keep]))
-                takes_now.append(np.arange(2 * int(keep.sum())) % 2 == 0)
+                later.append(_zip(np.ones_like(start, dtype=bool), start == end))
             time, delta = np.concatenate(times), np.concatenate(deltas)
             if len(mine) > 1:  # a queue's own order settles ties; between queues, free first
-                order = np.lexsort((np.concatenate(takes_now), time))
+                order = np.lexsort((np.concatenate(later), time))
                 time, delta = time[order], delta[order]
             out.append((time, np.cumsum(delta)))
         return out
@@ -545,15 +546,26 @@ class Timeline:
         slot = self._slot_of_node(node)
         return self.schedule.queues[self.schedule.queue_of_slot[slot]]
 
-    def _binding(self, node: int) -> tuple[int, int] | None:
+    @cached_property
+    def _passing(self) -> Array:
+        """Which nodes are a RECV that takes no time, `[node]`; empty as `graph.receives`."""
+        receives = self.graph.receives
+        if not len(receives) or not self._has_lanes:
+            return receives
+        return receives & (self.graph.by_node(self.before) == 0)
+
+    def _binding(self, node: int, passing: Array | None = None) -> tuple[int, int] | None:
         """The (node, edge) that held this node longest; a RECV is seen through to its SEND.
+
+        passing: which RECVs are; left out, all.
 
         None where nothing outside of its queue did.
         """
         g = self.graph
         source, edge = binding(
-            node, g.need_starts, g.needs, self._arrivals, self._occupied[1], g.receives, g.heads
-        )
+            node, g.need_starts, g.needs, self._arrivals, self._occupied[1],
+            g.receives if passing is None else passing, g.heads,
+        )  # fmt: skip
         return None if edge < 0 else (int(source), int(edge))
 
     def gaps(self, queue: Queue) -> Iterator[Gap]:
@@ -601,7 +613,7 @@ class Timeline:
         node = int(np.argmax(np.where(compute, end, end.min())))
         steps: list[Step] = []
         while True:
-            binding = self._binding(node)
+            binding = self._binding(node, self._passing)
             ready = None if binding is None else end[binding[0]] + self._arrivals[binding[1]]
             previous = None if self.graph.heads[node] else node - 1
             by_queue = previous is not None and (ready is None or end[previous] >= ready)

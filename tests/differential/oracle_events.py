@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fractions import Fraction
 from itertools import count
 
-from oracle_text import WORK, needs, rank_of
+from oracle_text import WORK, Order, needs, rank_of
 
 
 class Stopped(Exception):
@@ -24,7 +24,7 @@ class Prices:
         self.order, self.costs = order, costs
         self.n_stages = max(map(len, order.paths))
         self.overhead = {k: Fraction(v) for k, v in costs.get("p2p_overhead", {}).items()}
-        self.blocking = bool(costs.get("blocking")) or "p2p_overhead" in costs
+        self.blocking = "p2p_overhead" in costs
         self.has_messages = any(a.kind not in WORK for a in order.actions())
 
     def per_stage(self, value, stage):
@@ -164,18 +164,14 @@ class _Machine:
         if any(self.lacks[a] for a in slot if a not in receives):
             return
         if self.prices.blocking and any(self.lacks[a] for a in receives):
-            for a in slot:
-                if a not in receives:  # the sends of a slot go while its receives wait
-                    self.run.times.setdefault(a, (now, now))
-                    self.deliver(now, a)
             return
         before, after = self.prices.around(slot)
         work = self.prices.work(slot)
         began, end = now + before, now + before + work
         for a in slot:
             posted = a in receives and not self.prices.blocking
-            self.run.times.setdefault(a, (now, None if self.lacks[a] else now) if posted
-                                      else (began, end))  # fmt: skip
+            waits = now, None if self.lacks[a] else now
+            self.run.times[a] = waits if posted else (began, end)
         if work or before or after or slot[0].kind in WORK:
             self.run.occupied[queue].append((slot, now, end + after))
         self.run.busy[queue] += work
@@ -209,6 +205,16 @@ class _Machine:
             self.try_next(now, self.place[target][0])
 
 
+def parted(order):
+    """The order with the receives of each slot in a slot of their own behind its sends."""
+    out = Order(order.paths, order.path_of, order.slices)
+    for queue, slots in order.queues.items():
+        sides = [[a for a in slot if a.kind.startswith("RECV") == receives]
+                 for slot in slots for receives in (False, True)]  # fmt: skip
+        out.queues[queue] = [tuple(side) for side in sides if side]
+    return out
+
+
 def simulate(order, costs):
-    """The run of an order under these costs. Raises: Stopped."""
-    return _Machine(order, costs).go()
+    """The run of an order under these costs; where messages block, parted. Raises: Stopped."""
+    return _Machine(parted(order) if "p2p_overhead" in costs else order, costs).go()

@@ -2,11 +2,12 @@
 
 A forward takes its activation when it starts; a full backward or an I gives it back when it
 ends, an I keeps what is held until its W ends; a running backward has its gradient buffers.
-What runs in one slot takes together and gives back together. Between the queues of a rank, what
-ends at a time is given back before what starts then takes.
+What runs in one slot takes together and gives back together. What ends at a time is given back
+before what starts then takes.
 """
 
 from fractions import Fraction
+from itertools import accumulate, pairwise
 
 from oracle_text import rank_of
 
@@ -37,29 +38,66 @@ def changes(order, costs):
     return change, of
 
 
+def moves_of(run, costs, rank):
+    """What the queues of a rank take and give back: (time, queue, whether it is later, change).
+
+    Later: than what was held before this time and is given back now.
+    """
+    change, _ = changes(run.order, costs)
+    out = []
+    for q, slots in run.order.queues.items():
+        for slot in slots if rank_of(q) == rank else ():
+            start, end = run.times[slot[0]]
+            took, freed = ([sum(change(a)[way][i] for a in slot) for i in (0, 1)] for way in (0, 1))
+            if any(took) or any(freed):
+                out += [(start, q, True, took), (end, q, start == end, [-x for x in freed])]
+    return out
+
+
+def static(run, costs, rank):
+    _, of = changes(run.order, costs)
+    paths = run.order.paths
+    stages = {s for path in paths for s, q in enumerate(path) if rank_of(q) == rank}
+    return sum(of("static", s) for s in stages)
+
+
 def peaks(run, costs):
     """(pairs in flight, bytes) of each rank at its fullest, static memory in the bytes."""
-    order = run.order
-    change, of = changes(order, costs)
     out = []
-    for rank in range(order.p):
-        queues = [q for q in order.queues if rank_of(q) == rank]
-        moves = []
-        for q in queues:
-            for slot in order.queues[q]:
-                start, end = run.times[slot[0]]
-                took, freed = (
-                    [sum(change(a)[way][i] for a in slot) for i in (0, 1)] for way in (0, 1)
-                )
-                if any(took) or any(freed):
-                    moves.append((start, 1, took))
-                    moves.append((end, 0, [-x for x in freed]))
-        if len(queues) > 1:
-            moves.sort(key=lambda move: move[:2])
+    for rank in range(run.order.p):
+        moves = sorted(moves_of(run, costs, rank), key=lambda move: (move[0], move[2]))
         level, top = [0, 0], [0, 0]
-        for _, _, delta in moves:
+        for *_, delta in moves:
             level = [a + b for a, b in zip(level, delta, strict=True)]
             top = [max(a, b) for a, b in zip(level, top, strict=True)]
-        stages = {s for path in order.paths for s, q in enumerate(path) if rank_of(q) == rank}
-        out.append((top[0], top[1] + sum(of("static", s) for s in stages)))
+        out.append((top[0], top[1] + static(run, costs, rank)))
     return out
+
+
+def possible_peaks(run, costs, near):
+    """The least and the largest peak of each rank, of pairs and of bytes: ((least, largest), ...).
+
+    Times that lie within `near` of the one before count as one, at which the queues of a rank may
+    come in any order, each in its own.
+    """
+    out = []
+    for rank in range(run.order.p):
+        moves = sorted(moves_of(run, costs, rank), key=lambda move: move[0])
+        starts = [i for i in range(len(moves)) if not i or moves[i][0] > moves[i - 1][0] + near]
+        both = [_range([[(q, delta[i]) for _, q, _, delta in moves[a:b]]
+                        for a, b in pairwise([*starts, len(moves)])]) for i in (0, 1)]  # fmt: skip
+        always = static(run, costs, rank)
+        out.append((both[0], tuple(x + always for x in both[1])))
+    return out
+
+
+def _range(moments):
+    """The least and the largest peak of levels that change in these moments, (queue, change)s."""
+    level = least = largest = 0
+    for moment in moments:
+        highest = level
+        for queue in {q for q, _ in moment}:
+            highest += max(accumulate((x for q, x in moment if q == queue), initial=0))
+        level += sum(x for _, x in moment)
+        least, largest = max(least, level), max(largest, highest)
+    return least, largest

@@ -1,7 +1,4 @@
-"""Faults that the oracles found and that are not mended yet, each with the right value.
-
-A mark here belongs to a line of known.py: when the test passes, delete both.
-"""
+"""Faults that the oracles found, each with the right value and named for its symptom."""
 
 from itertools import pairwise
 
@@ -18,10 +15,6 @@ path 0: 0 1
 0: 0F0 0SEND_F0 0F1 {rank0} 0B0 0RECV_B1 0B1
 1: 1RECV_F0 1F0 1B0 {rank1} 1F1 1B1 1SEND_B1
 """
-
-
-def is_open(reason):
-    return pytest.mark.xfail(strict=True, reason=reason)
 
 
 def test_a_send_that_blocks_is_never_received_behind_itself():
@@ -43,7 +36,6 @@ def test_a_message_within_a_rank_has_a_critical_path_with_p2p_overhead():
     assert len(timeline.critical_path()) == 6
 
 
-@is_open("critical paths with p2p overhead: a RECV that takes time on another stream is left out")
 def test_a_critical_path_has_no_hole_where_a_receive_takes_time_on_another_stream():
     text = "# hocket 1\nname net\npath 0: 0 0\n0: 0F0 0SEND_F0 1F0 1B0 0B0\n0/net: 1RECV_F0\n"
     timeline = hocket.simulate(hocket.loads(text), hocket.Costs(p2p_overhead=(1, 0)))
@@ -52,7 +44,6 @@ def test_a_critical_path_has_no_hole_where_a_receive_takes_time_on_another_strea
     assert all(a.end == b.start for a, b in pairwise(steps) if b.after == "queue")
 
 
-@is_open("transfers in a slot of messages: each message pays for the receive and for the send")
 def test_a_send_joined_with_a_receive_does_not_wait_for_the_overhead_of_the_receive():
     text = JOINED.format(rank0="0SEND_F1+0RECV_B0", rank1="1SEND_B0+1RECV_F1")
     times = times_of(hocket.simulate(hocket.loads(text), hocket.Costs(p2p_overhead=(100, 1000))))
@@ -63,6 +54,35 @@ def test_a_receive_written_before_the_send_of_its_slot_does_not_hold_it_up():
     text = JOINED.format(rank0="0RECV_B0+0SEND_F1", rank1="1RECV_F1+1SEND_B0")
     assert hocket.check(hocket.loads(text), transport="rendezvous").ok
     assert hocket.simulate(hocket.loads(text), blocking=True).makespan == 9
+
+
+def test_an_overhead_that_is_paid_for_a_slot_of_messages_is_not_work():
+    text = JOINED.format(rank0="0RECV_B0+0SEND_F1", rank1="1RECV_F1+1SEND_B0")
+    timeline = hocket.simulate(hocket.loads(text), hocket.Costs(p2p_overhead=(100, 1000)))
+    assert [rank.busy for rank in timeline.ranks] == [6, 6]
+    assert [rank.transfer for rank in timeline.ranks] == [2200, 2200]
+
+
+def test_work_waits_for_its_own_receive_and_not_for_the_others_of_that_slot():
+    text = """# hocket 1
+name batch
+path 0: 0 1
+0: 0F0 0SEND_F0 0F1 0RECV_B0 0SEND_F1 0B0 0RECV_B1 0B1
+1: 1F0 1B0 1SEND_B0 1F1 1B1 1SEND_B1
+1/net: 1RECV_F0+1RECV_F1
+"""
+    assert verdict(read(text), "rendezvous") == "runs"
+    assert hocket.check(hocket.loads(text), transport="rendezvous").ok
+    blocked = text.replace("1F0 1B0 1SEND_B0 1F1 1B1 1SEND_B1", "1F1 1B1 1F0 1B0 1SEND_B0 1SEND_B1")
+    assert verdict(read(blocked), "rendezvous") == "blocked"
+    problems = hocket.check(hocket.loads(blocked), transport="rendezvous").problems
+    assert "1F1 waits for 1RECV_F1 on rank 1 (its input)" in str(problems[0])
+
+
+def test_a_forward_that_takes_no_time_is_in_flight_on_a_rank_with_a_stream_of_messages():
+    text = "# hocket 1\nname none\npath 0: 0 1\n0: 0F0 0SEND_F0\n1: 1F0\n1/net: 1RECV_F0\n"
+    timeline = hocket.simulate(hocket.loads(text), hocket.Costs(F=0))
+    assert [rank.peak_in_flight for rank in timeline.ranks] == [1, 1]
 
 
 def test_a_slot_of_messages_starts_when_everything_its_parts_need_from_outside_is_there():

@@ -9,7 +9,7 @@ import numpy as np
 from hocket import compiled
 from hocket.deps import IS_WORK, MESSAGE
 from hocket.errors import ScheduleError
-from hocket.graph import graph
+from hocket.graph import graph, sends_first
 from hocket.ir import (
     Array,
     Line,
@@ -86,6 +86,26 @@ def keep(schedule: Schedule, wanted: Array) -> Schedule:
         widths = kept[part]
         lines[queue] = Line(schedule.codes[first:last][wanted[first:last]], widths[widths > 0])
     return Schedule.from_lines(schedule.name, schedule.placement, lines)
+
+
+def has_wide_messages(schedule: Schedule) -> bool:
+    """True where some slot may hold several messages."""
+    return schedule.has_communication and not schedule.is_single
+
+
+def part_messages(schedule: Schedule) -> Schedule:
+    """The schedule with the receives of each slot in a slot of their own behind that of its sends.
+
+    So a slot of messages runs where messages occupy their queue.
+    """
+    if "parted" not in schedule.memo:
+        order, opens = sends_first(schedule)
+        slots = np.append(np.flatnonzero(opens), len(order))
+        starts = np.searchsorted(slots, schedule.slots[schedule.starts])
+        schedule.memo["parted"] = Schedule(
+            schedule.name, schedule.placement, schedule.queues, schedule.codes[order], slots, starts
+        )
+    return schedule.memo["parted"]
 
 
 class _Messages(NamedTuple):

@@ -9,6 +9,7 @@ from hocket.costs import Costs, CostTable
 from hocket.engine import Times, along, walk
 from hocket.graph import graph
 from hocket.ir import Array, Schedule
+from hocket.lower.communication import has_wide_messages, part_messages
 from hocket.timeline import Timeline
 
 UNIT = Costs()
@@ -18,11 +19,18 @@ def simulate(schedule: Schedule, costs: Costs = UNIT, *, blocking: bool = False)
     """The timeline of a schedule under these costs; every slot starts as early as it can.
 
     blocking: a RECV in the order holds its queue until the message is there (always so when the
-    costs have a p2p_overhead).
+    costs have a p2p_overhead). A slot of messages is then its sends and, behind them, its receives;
+    the schedule of the timeline has these as two slots.
 
     Raises: ScheduleError where the schedule cannot run, CostError where the costs do not fit.
     """
     blocking = blocking or costs.p2p_overhead is not None
+    if not is_complete(schedule):
+        check(schedule).raise_if_bad()
+    if blocking and has_wide_messages(schedule):
+        if graph(schedule, blocking=True).stuck:
+            raise_fault(schedule, blocking=True)
+        schedule = part_messages(schedule)
     if costs.is_contended(schedule):
         from hocket.simulator.contention import simulate_shared
 
@@ -36,8 +44,6 @@ def simulate(schedule: Schedule, costs: Costs = UNIT, *, blocking: bool = False)
 
 def _simulate(schedule: Schedule, costs: Costs, blocking: bool) -> Timeline:
     """The timeline where nothing slows."""
-    if not is_complete(schedule):
-        check(schedule).raise_if_bad()
     table = CostTable(costs, schedule)
     times = _times(table, blocking)
     if times is None:

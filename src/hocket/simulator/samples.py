@@ -17,6 +17,7 @@ from hocket.deps import IS_WORK
 from hocket.errors import CostError
 from hocket.graph import Graph, graph
 from hocket.ir import Array, Schedule, kinds_of
+from hocket.lower.communication import has_wide_messages, part_messages
 from hocket.simulator import UNIT, simulate
 
 SIDE_BY_SIDE = 32  # samples replayed at once: a few cache lines a node
@@ -59,8 +60,8 @@ def simulate_samples(
         raise CostError("no costs are given")
     if any((c.p2p_overhead is None) != (costs[0].p2p_overhead is None) for c in costs):
         raise CostError("some costs have a p2p_overhead and some do not; replay them apart")
-    g = _runnable(schedule, costs[0])
-    tables = [CostTable(c, schedule) for c in costs]
+    g = _runnable(schedule, costs[0], parted=True)
+    tables = [CostTable(c, g.schedule) for c in costs]
     whole = all(t.ticks.scale == 1 for t in tables)
 
     def side_by_side(make: Callable[[CostTable], Array], part: slice) -> Array:
@@ -83,9 +84,9 @@ def simulate_jitter(
     Each slot's time is multiplied by a normal variate of mean 1 and standard deviation `spread`
     (never below 0), drawn anew in every sample.
     """
-    g = _runnable(schedule, costs)
+    g = _runnable(schedule, costs, parted=True)
     rng = np.random.Generator(np.random.SFC64(seed))
-    table = CostTable(costs, schedule)
+    table = CostTable(costs, g.schedule)
     work = g.by_node(table.occupied()).astype(np.float64)[:, None] / table.ticks.scale
 
     def durations(part: slice) -> Array:
@@ -122,13 +123,17 @@ def _outcome(schedule: Schedule, costs: Costs) -> Outcome:
     )  # fmt: skip
 
 
-def _runnable(schedule: Schedule, costs: Costs) -> Graph:
+def _runnable(schedule: Schedule, costs: Costs, *, parted: bool = False) -> Graph:
+    """The graph; with `parted` that of slots of messages as they run where these block."""
     costs.raise_if_contended(schedule)
-    g = graph(schedule, blocking=costs.p2p_overhead is not None)
+    blocking = costs.p2p_overhead is not None
+    g = graph(schedule, blocking=blocking)
     if not is_complete(schedule):
         check(schedule).raise_if_bad()
     if g.stuck or g.n_open:
-        raise_fault(schedule, blocking=costs.p2p_overhead is not None)
+        raise_fault(schedule, blocking=blocking)
+    if parted and blocking and has_wide_messages(schedule):
+        return graph(part_messages(schedule), blocking=True)
     return g
 
 
