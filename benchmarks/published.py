@@ -81,7 +81,8 @@ class Group(NamedTuple):
     stack: by GPU and precision. old: GPT of its time: dropout, biases, learned positions. flops:
     the convention of its printed FLOPs, None where they were derived another way. mtp: whether
     the layers that predict further tokens are trained. nic: GB/s per GPU between nodes, where it
-    is not the usual one.
+    is not the usual one. reserved: its memory is what the allocator reserves, not what is
+    allocated.
     """
 
     stack: Callable[[str, str], str]
@@ -92,6 +93,7 @@ class Group(NamedTuple):
     flash: bool = True
     mtp: bool = True
     nic: float | None = None
+    reserved: bool = False
 
 
 def _megatron(gpu: str, precision: str) -> str:
@@ -135,16 +137,13 @@ GROUPS: dict[str, Group] = {
     "moe_zoo_qwen3": Group(_megatron, flops="causal"),
     "moe_zoo_qwen3_long": Group(_megatron, flops="causal"),
     "mcore_moe_report": Group(_megatron, flops="causal"),
-    "torchtitan_1d": Group(_named("h100-{precision}torchtitan"), sharding=3),
-    "torchtitan_2d": Group(_named("h100-{precision}torchtitan"), sharding=3),
-    "torchtitan_3d": Group(_named("h100-{precision}torchtitan"), sharding=3),
-    "torchtitan_4d": Group(_named("h100-{precision}torchtitan"), sharding=3),
-    "torchtitan_cp": Group(_named("h100-{precision}torchtitan"), sharding=3),
-    "torchtitan_asynctp": Group(_named("h100-{precision}torchtitan"), sharding=3),
-    "torchtitan_h200": Group(_named("h100-{precision}torchtitan"), sharding=3),
+    **{
+        f"torchtitan_{name}": Group(_named("h100-{precision}torchtitan"), sharding=3, reserved=True)
+        for name in ("1d", "2d", "3d", "4d", "cp", "asynctp", "h200")
+    },
     "simumax_b200": Group(_megatron),
     "llm_foundry": Group(_named("{gpu}-{precision}foundry"), sharding=3),
-    "nanotron_h100": Group(_megatron),
+    "nanotron_h100": Group(_megatron, reserved=True),
 }
 
 _PRECISIONS = {
@@ -316,6 +315,8 @@ def runs_of(row: Row, group: Group, cluster: Cluster, model: Model) -> tuple[Run
     dp = gpus // (tp * cp * pp)
     fields, stages = _schedule(row, pp)
     sizes = [u["mbs"]] if u.get("mbs") else [x for x in (1, 2, 4, 8) if gbs % (x * dp) == 0]
+    if row["group"].startswith("torchtitan") and pp > 1 and not u.get("mbs"):
+        sizes = [max(1, gbs // (dp * pp))]  # its default then: as many microbatches as ranks
     flash = u.get("flash")
     shared = u.get("fsdp") not in (None, 0, 1, False, "NO_SHARD")
     sharding = u["zero"] if isinstance(u.get("zero"), int) else 3 if shared else group.sharding
@@ -409,10 +410,32 @@ def _fitting(
     return fitting or runs
 
 
+def corrected(row: Row) -> Row:
+    """The row, with the layout of its recipe where the printed one cannot be right.
+
+    Tables of Megatron-Bridge print `vp 1` or `pp 1` for Llama 3 70B in MXFP8 and NVFP4 on B300 and
+    GB300. Every recipe for them has PP 4, VP 5 and one sequence per microbatch, and with PP 1 the
+    weights and states alone take 420 GB.
+
+    Source: scripts/performance/configs/llama/llama3_workload_base_configs.py in
+    NVIDIA-NeMo/Megatron-Bridge, LLAMA3_70B_PRETRAIN_CONFIG_*_FP8_MX_V2 and *_NVFP4_V2.
+    """
+    u = row["run"]
+    if (
+        row["group"] == "megatron_bridge"
+        and (row["model"]["name"], row["cluster"].get("gpus")) == ("Llama3-70B", 64)
+        and gpu_of(row) in ("b300", "gb300")
+        and precision_of(row) in ("mxfp8", "fp4")
+        and (u.get("vp") or 1) == 1
+    ):
+        return row | {"run": u | {"tp": 1, "pp": 4, "vp": 5, "mbs": 1, "fsdp": 0}}
+    return row
+
+
 def case_of(row: Row) -> Case:
     """A row as a case. Raises: CannotError."""
     try:
-        return _case(row)
+        return _case(corrected(row))
     except KeyError as error:
         raise CannotError(f"{error.args[0]} is not printed") from None
 
@@ -499,7 +522,10 @@ def memory_error(row: Row, case: Case) -> float | None:
         return None
     if "redistribution" in (row["run"].get("schedule") or ""):
         return None  # the artifact prints the same bytes as without it, to the last digit
-    found = estimate(case.measured.model, case.measured.cluster, case.stack, case.measured.runs[0])
+    stack = case.stack
+    if not GROUPS[case.group].reserved:
+        stack = replace(stack, reserved_gb=0.0, slack=0.0)
+    found = estimate(case.measured.model, case.measured.cluster, stack, case.measured.runs[0])
     total = found.memory[found.fullest].total
     limit = dict(found.run.options).get("limit")
     if limit:  # the paper's own order is not printed, only the limit that it fills
@@ -586,18 +612,24 @@ def measurements(row: Row, case: Case) -> list[Measured]:
 
 def refitted(rows: list[Row], names: list[str]) -> Stack:
     """The first of some stacks, its fitted numbers fitted again to the rows of all of them."""
-    found, sources = [], set()
+    found, sources, memory = [], set(), []
     for row in rows:
-        if row["group"] in UNSEEN:
-            continue
         try:
             case = case_of(row)
         except CannotError:
             continue
         if case.stack.name in names:
+            if row["kind"] == "step" and row["group"] != "nanotron_h100":
+                memory.append(memory_error(row, case))
+            if row["group"] in UNSEEN:
+                continue
             found += measurements(row, case)
             sources.add(f"{row['source']['title']}, {row['source']['where']}".split(" @")[0])
-    stack = load_stack(names[0])
+    stack, held = load_stack(names[0]), summary(x for x in memory if x is not None)
+    stack = replace(stack, fit=replace(
+        stack.fit, rows_memory=held["rows"], median_memory=held.get("median", 0.0),
+        worst_memory=held.get("worst", 0.0),
+    ))  # fmt: skip
     numbers, sources = stack.fit.fitted, tuple(sorted(sources))
     dense = [x for x in found if x.model.moe is None]
     routed = [x for x in found if x.model.moe is not None]

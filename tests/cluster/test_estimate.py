@@ -63,8 +63,12 @@ def test_more_sharding_needs_less_memory_and_full_recomputation_fewer_activation
         found = estimate(MODEL, CLUSTER, STACK, replace(RUN, **change))
         return found.memory[found.fullest]
 
-    totals = [fullest(sharding=level).total for level in (0, 1, 2, 3)]
+    alone = [fullest(sharding=level, tp=8, pp=1, v=1, schedule="1f1b").total for level in range(4)]
+    assert alone == sorted(alone, reverse=True) and len(set(alone)) == 4
+    totals = [fullest(sharding=level).total for level in (0, 1, 2)]
     assert totals == sorted(totals, reverse=True)
+    kept = [fullest(sharding=level).total for level in (1, 3)]
+    assert kept[0] == kept[1]  # with a pipeline, gathered weights and gradients are kept
     assert fullest(recompute=("full",)).activations < fullest().activations / 5
     some = fullest(recompute=("full",), recompute_layers=3).activations
     assert fullest(recompute=("full",)).activations < some < fullest().activations

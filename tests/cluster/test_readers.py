@@ -190,8 +190,8 @@ def test_megatrons_arguments_give_model_and_run():
             "--num-layers is many; it must be a whole number",
         ),
         (
-            MEGATRON + " --pipeline-model-parallel-layout Et*4",
-            "--pipeline-model-parallel-layout changes sizes in a way that hocket does not know",
+            MEGATRON + " --moe-layer-freq 2",
+            "--moe-layer-freq changes sizes in a way that hocket does not know",
         ),
     ],
 )

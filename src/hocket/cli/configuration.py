@@ -33,6 +33,12 @@ def counts(text: str) -> tuple[int, ...]:
     return tuple(n for part in text.split(",") for n in wholes(part))
 
 
+def one_or_more(text: str) -> int | tuple[int, ...]:
+    """`3` as a whole number, `3,2,1` as several. Raises: UsageError."""
+    found = counts(text)
+    return found[0] if len(found) == 1 else found
+
+
 def pair(text: str) -> tuple[int, int]:
     """`1,2` as two whole numbers. Raises: UsageError."""
     found = counts(text)
@@ -67,6 +73,16 @@ def cluster_from(
     return replace(found, memory_gb=memory / 1e9)
 
 
+def raise_with_nearest(model: Model, cluster: Cluster, run: Run) -> None:
+    """Raises: UsageError with each rule that a run breaks, and the nearest possible runs."""
+    from hocket.cluster import faults
+    from hocket.cluster.reasons import nearest_text
+
+    broken = [fault.text for fault in faults(model, cluster, run)]
+    if broken:
+        raise UsageError("\n".join([*broken, *nearest_text(model, cluster, run)]))
+
+
 @dataclass(frozen=True, kw_only=True)
 class Configuration:
     """One configuration, as far as it is given."""
@@ -81,7 +97,7 @@ class Configuration:
         "--gpus N", "how many (default: those of the file, else as many as the layout needs)"
     )
     memory: int | float | None = option(
-        "--memory SIZE", "memory per GPU that may be used, such as 76GB (default: 96 % of it)",
+        "--memory SIZE", "memory per GPU that may be used, such as 76GB (default: all of it)",
         read=size,
     )  # fmt: skip
     stack: str | None = option(
@@ -119,9 +135,10 @@ class Configuration:
         "activation, mla_up, experts (default: nothing)", read=words, default=("none",),
         heading="memory",
     )  # fmt: skip
-    recompute_layers: int | None = option(
-        "--recompute-layers N", "layers per stage that do (default: all)"
-    )
+    recompute_layers: int | tuple[int, ...] | None = option(
+        "--recompute-layers N", "layers per stage that do, or one number for each stage: 4,3,1,0 "
+        "(default: all)", read=one_or_more,
+    )  # fmt: skip
     sharding: int = option(
         "--sharding LEVEL", "what data parallel ranks share: 0 nothing, 1 optimizer states, 2 "
         "gradients too, 3 weights too (FSDP) (default: 1)", default=1,
@@ -137,13 +154,13 @@ class Configuration:
 
     def case(self) -> Case:
         """What is described. Raises: HocketError."""
-        from hocket.cluster import load_model, load_stack, raise_faults, stack_of
+        from hocket.cluster import load_model, load_stack, stack_of
 
         model, needed = load_model(self.model), self._needed()
         cluster = cluster_from(self.gpu, self.cluster, self.gpus, self.memory, needed)
         stack = load_stack(self.stack) if self.stack else stack_of(cluster.gpu)
         run = self._run(cluster)
-        raise_faults(model, cluster, run)
+        raise_with_nearest(model, cluster, run)
         if self.dp is not None and run.dp(cluster) != self.dp:
             raise UsageError(
                 f"dp is {self.dp}; {cluster.gpus} GPUs with tp {self.tp}, cp {self.cp} and pp "

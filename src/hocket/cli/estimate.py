@@ -22,10 +22,13 @@ class Options:
 def run(options: Options) -> Answer:
     """The estimate; the status is 1 where it does not fit in memory."""
     from hocket.cluster import estimate
-    from hocket.cluster.report import as_json, as_text
+    from hocket.cluster.reasons import helps
+    from hocket.cluster.report import as_json, as_text, helps_json
 
     found = estimate(*options.configuration.case(), convention=options.flops)
-    return Answer(as_text(found), lambda: as_json(found), 0 if found.fits else 1)
+    remedies = helps(found)
+    data = {"would_help": helps_json(remedies)}
+    return Answer(as_text(found, remedies), lambda: as_json(found) | data, 0 if found.fits else 1)
 
 
 VERB = Verb("estimate", Options, run)

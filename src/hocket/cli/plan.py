@@ -108,7 +108,10 @@ class Options:
     solver: bool = option("--solver", "prove it with OR-tools where it is small enough")
     solver_time: float | None = option("--solver-time S", "seconds more for that (default: 60)")
     output: str | None = option(
-        "--output FILE", "write the schedule (.sched)", heading="what is shown"
+        "-o, --output FILE",
+        "write the schedule (.sched); of a plan for --model also a picture "
+        "(.svg, .pdf) or what --for prints (.toml, .py, .sh)",
+        heading="what is shown",
     )
     stage_costs: str | None = option(
         "--stage-costs FILE", "write the costs of its stages (TOML), with which simulate, show, "
@@ -129,7 +132,7 @@ def run(options: Options) -> Answer:
     """The plan that the options ask for. Raises: HocketError."""
     if options.asked.given:
         _check_alone(options)
-        return model_plan(options.asked, options.v, options.memory, options.margin)
+        return model_plan(options.asked, options)
     _check_output(options)
     _check_jitter(options)
     if options.curve:
@@ -155,8 +158,8 @@ def _check_alone(options: Options) -> None:
     """Raises UsageError where a plan of a model on a cluster has no use for an option."""
     for one in fields(options):
         value, names = getattr(options, one.name), one.metadata.get("names")
-        if names and one.name not in ("v", "memory", "margin") and value != one.default:
-            raise UsageError(f"a plan for --model has no use for {names[0]}")
+        if names and one.name not in ("v", "memory", "margin", "output") and value != one.default:
+            raise UsageError(f"a plan for --model has no use for {names[-1]}")
 
 
 def _planned(options: Options) -> Plan:

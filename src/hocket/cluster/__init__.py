@@ -21,12 +21,7 @@ from hocket.cluster.estimate import (
 )
 from hocket.cluster.hardware import Cluster, Gpu, Level, cluster_of, load_cluster, load_gpu
 from hocket.cluster.model import Mla, Model, Moe, load_model, model_from
-from hocket.cluster.operations import (
-    CONVENTIONS,
-    active_parameters,
-    flops_per_token,
-    parameters,
-)
+from hocket.cluster.operations import CONVENTIONS, active_parameters, flops_per_token, parameters
 from hocket.cluster.run import RECOMPUTE, Fault, Run, faults, raise_faults
 from hocket.cluster.runs import load_runs
 from hocket.cluster.stack import Fit, Stack, dumps_stack, load_stack, stack_from, stack_of

@@ -46,7 +46,7 @@ class Number(NamedTuple):
 
 
 NUMBERS = {
-    "gemm": Number(0.3, 0.2, 0.98),
+    "gemm": Number(0.3, 0.3, 0.98),
     "half": Number(20.0, 0.3, 1000.0),
     "traffic": Number(0.3, 0.3, 20.0),
     "layer_ms": Number(1.0, 0.15, 50.0),
@@ -61,7 +61,7 @@ NUMBERS = {
 }
 STEP_NUMBERS = ("gemm", "half", "traffic", "layer_ms")
 
-_SPREAD = 0.15  # of a measurement around its prediction, before the tails
+_SPREAD = 0.2  # of a measurement around its prediction, before the tails
 _STEP = 1.02  # by which a number is moved to see what it does
 _TAIL = 1.0  # spreads beyond which a measurement counts less (Huber)
 
@@ -204,7 +204,8 @@ def calibrate(
     )
     record = Fit(
         len(off), *_spread(off), len(experts), *_spread(experts)[::2], own=own,
-        fitted=tuple(numbers), sources=tuple(sources),
+        fitted=tuple(numbers), sources=tuple(sources), rows_memory=stack.fit.rows_memory,
+        median_memory=stack.fit.median_memory, worst_memory=stack.fit.worst_memory,
     )  # fmt: skip
     return replace(best, name=name or stack.name, fit=record, calibrate_first=False)
 

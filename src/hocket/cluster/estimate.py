@@ -17,12 +17,17 @@ from hocket.cluster.timing import Seconds
 from hocket.errors import UsageError
 from hocket.schedules import entry
 
+_ROUNDING = 1e-9  # sums of floats in another order differ by less
 _OPTIMIZER_TRAFFIC = 40  # bytes over the GPU's memory per parameter: gradient, states, weight
 
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes on one rank at its fullest."""
+    """Bytes on one rank at its fullest.
+
+    buffers: gradients that the library keeps unused, context, communication libraries, and what
+    the allocator cannot use.
+    """
 
     weights: float
     gradients: float
@@ -67,6 +72,7 @@ class Estimate:
 
     tokens_per_second: per GPU. mfu: model FLOPs under `convention`, relative to the peak of the
     stack's precision. memory: per pipeline rank. costs: for `hocket.simulate` and the planner.
+    planned: the name of an order that replaces the one of the run's schedule.
     """
 
     model: Model
@@ -84,6 +90,7 @@ class Estimate:
     memory: tuple[Memory, ...]
     costs: Costs = field(repr=False, compare=False)
     timeline: Timeline = field(repr=False, compare=False)
+    planned: str | None = None
 
     @property
     def fullest(self) -> int:
@@ -137,6 +144,7 @@ class Estimate:
             "calibrate_first": self.calibrate_first,
             "notes": list(self.notes),
             "run": {k: v for k, v in asdict(self.run).items() if v is not None},
+            "planned": self.planned,
             "dp": self.dp,
             "microbatches": self.microbatches,
             "step_s": self.step,
@@ -225,8 +233,11 @@ def step_seconds(model: Model, cluster: Cluster, stack: Stack, run: Run) -> floa
     return _simulated(model, cluster, stack, run).step
 
 
-def _simulated(model: Model, cluster: Cluster, stack: Stack, run: Run) -> _Simulated:
-    schedule, found = schedule_for(run, cluster), stages(model, cluster, stack, run)
+def _simulated(
+    model: Model, cluster: Cluster, stack: Stack, run: Run, order: Schedule | None = None
+) -> _Simulated:
+    schedule = order or schedule_for(run, cluster)
+    found = stages(model, cluster, stack, run)
     placement = schedule.placement
     costs = costs_of_stages(found, model, cluster, stack, run)
     timeline = simulate(schedule, costs)
@@ -245,44 +256,35 @@ def _simulated(model: Model, cluster: Cluster, stack: Stack, run: Run) -> _Simul
 
 
 def estimate(
-    model: Model, cluster: Cluster, stack: Stack, run: Run, *, convention: str = "causal"
-) -> Estimate:
+    model: Model, cluster: Cluster, stack: Stack, run: Run, *, convention: str = "causal",
+    order: Schedule | None = None,
+) -> Estimate:  # fmt: skip
     """What a run of a model on a cluster is predicted to take, by a stack's numbers.
 
-    convention: which FLOPs the MFU counts, a key of operations.CONVENTIONS.
+    convention: which FLOPs the MFU counts, a key of operations.CONVENTIONS. order: instead of that
+    of the run's schedule, on the same placement.
 
     Raises: UsageError with a sentence for each rule that the run breaks, ScheduleError where the
     schedule does not suit it.
     """
     raise_faults(model, cluster, run)
-    sim = _simulated(model, cluster, stack, run)
+    sim = _simulated(model, cluster, stack, run, order)
     tokens = run.global_batch * run.seq
     flops = flops_per_token(model, run.seq, convention)
     rate = tokens / sim.step / cluster.gpus
     return Estimate(
-        model,
-        cluster,
-        stack,
-        run,
-        run.dp(cluster),
-        run.microbatches(cluster),
-        sim.step,
-        rate,
-        flops,
-        rate * flops / cluster.gpu.peak(stack.precision),
-        convention,
-        _breakdown(sim, stack, run, cluster),
-        _memory(sim, stack, run, cluster),
-        sim.costs,
-        sim.timeline,
-    )
+        model, cluster, stack, run, run.dp(cluster), run.microbatches(cluster), sim.step, rate,
+        flops, rate * flops / cluster.gpu.peak(stack.precision), convention,
+        _breakdown(sim, stack, run, cluster), _memory(sim, stack, run, cluster), sim.costs,
+        sim.timeline, order.name if order else None,
+    )  # fmt: skip
 
 
 def _reduction(
     parameters: float, size: int, stride: int, stack: Stack, run: Run, cluster: Cluster
 ) -> tuple[float, float]:
     """Seconds to reduce gradients over the ranks that share weights, and to gather the weights."""
-    if run.sharding == 3 or size == 1:
+    if run.kept_sharding == 3 or size == 1:
         return 0.0, 0.0
     rounds = 2 if run.sharding == 0 else 1
     reduce = cluster.ring(parameters * stack.gradient, size, stride, rounds)
@@ -338,6 +340,7 @@ def _breakdown(sim: _Simulated, stack: Stack, run: Run, cluster: Cluster) -> Bre
     update = sum(a[1] for a in sim.after) / n
     imbalance = max(totals) - sum(totals) / n
     bubble = sim.step - compute - messages - gradients - update - imbalance
+    bubble = 0.0 if bubble < _ROUNDING * sim.step else bubble
     return Breakdown(compute, messages, gradients, update, imbalance, bubble)
 
 
@@ -347,8 +350,7 @@ def _memory(sim: _Simulated, stack: Stack, run: Run, cluster: Cluster) -> tuple[
         states = [state_bytes(sim.stages[s], stack, run, cluster) for s in own]
         weights, gradients, optimizer = (sum(x[i] for x in states) for i in range(3))
         activations = float(rank.peak_bytes) - weights - gradients - optimizer
-        buffers = stack.reserved_gb * 1e9 + max(sim.stages[s].unused_gradients for s in own)
-        result.append(
-            Memory(weights, gradients, optimizer, activations * (1 + stack.slack), buffers)
-        )
+        buffers = stack.reserved_gb * 1e9 + stack.slack * activations
+        buffers += max(sim.stages[s].unused_gradients for s in own)
+        result.append(Memory(weights, gradients, optimizer, activations, buffers))
     return tuple(result)

@@ -23,7 +23,9 @@ class Gpu:
     link: one way, to the GPUs of its scale-up domain, which has `scale_up` of them; nic: one way,
     what a GPU has of its node's network cards. mesh: the links go from each GPU to each other
     one, so that a group of few GPUs has only a share of them. latency_us and nic_latency_us: of
-    one hop.
+    one hop. reached: TFLOP/s of the fastest 16-bit product that was measured (0: not known).
+    stack: the software whose numbers are taken where none is named; borrowed: it was fitted on
+    another maker's GPU.
     """
 
     name: str
@@ -39,17 +41,15 @@ class Gpu:
     mesh: bool = False
     latency_us: float = 10.0
     nic_latency_us: float = 20.0
+    reached: float = 0.0
+    stack: str = ""
+    borrowed: bool = False
     source: str = field(default="", compare=False)
 
     def peak(self, precision: str) -> float:
         """FLOP/s of matrix products in a precision. Raises: UsageError where it has none."""
-        rates = {
-            "bf16": self.bf16,
-            "fp16": self.bf16,
-            "fp8": self.fp8,
-            "mxfp8": self.fp8,
-            "fp4": self.fp4,
-        }
+        rates = {"bf16": self.bf16, "fp16": self.bf16, "fp8": self.fp8, "mxfp8": self.fp8,
+                 "fp4": self.fp4}  # fmt: skip
         rate = rates.get(precision)
         if not rate:
             known = [x for x in ("bf16", "fp8", "fp4") if getattr(self, x)]
@@ -168,19 +168,22 @@ def cluster_of(
     """A cluster of one kind of GPU in its usual nodes.
 
     per_node: GPUs per scale-up domain; nic: GB/s per GPU between the nodes; memory_gb: usable, left
-    out what the GPU has less 4 % for context and communication libraries.
+    out what the GPU has.
 
     Raises: UsageError.
     """
     if gpus < 1:
         raise UsageError(f"gpus is {gpus}; it must be 1 or more")
     one = load_gpu(gpu)
-    domain, rate = per_node or one.scale_up, nic or one.nic
-    levels = (
-        Level("scale-up", domain, one.link * _USABLE_LINK, one.latency_us),
-        Level("network", max(gpus, domain), rate * _USABLE_NIC, one.nic_latency_us),
+    levels = _usual_levels(one, gpus, per_node or one.scale_up, nic or one.nic)
+    return Cluster(one, gpus, levels, memory_gb or one.memory_gb)
+
+
+def _usual_levels(gpu: Gpu, gpus: int, domain: int, nic: float) -> tuple[Level, ...]:
+    return (
+        Level("scale-up", domain, gpu.link * _USABLE_LINK, gpu.latency_us),
+        Level("network", max(gpus, domain), nic * _USABLE_NIC, gpu.nic_latency_us),
     )
-    return Cluster(one, gpus, levels, memory_gb or 0.96 * one.memory_gb)
 
 
 def load_cluster(path: str) -> Cluster:
@@ -189,7 +192,7 @@ def load_cluster(path: str) -> Cluster:
     ```
     gpu = "h100"                  # a name of the catalogue, or a table with the keys of a GPU
     gpus = 512
-    memory_gb = 76                # usable; left out, 96 % of what the GPU has
+    memory_gb = 76                # usable; left out, what the GPU has
     nics_per_node = 8             # left out, one per GPU
     [[levels]]                    # left out, those of the GPU's usual node
     name = "NVLink"
@@ -213,15 +216,7 @@ def load_cluster(path: str) -> Cluster:
     levels = tuple(_level(x, path) for x in entry.get("levels", ()))
     if not levels:
         share = entry.get("nics_per_node", gpu.scale_up) / gpu.scale_up
-        levels = (
-            Level("scale-up", gpu.scale_up, gpu.link * _USABLE_LINK, gpu.latency_us),
-            Level(
-                "network",
-                max(gpus, gpu.scale_up),
-                entry.get("nic", gpu.nic) * share * _USABLE_NIC,
-                gpu.nic_latency_us,
-            ),
-        )
+        levels = _usual_levels(gpu, gpus, gpu.scale_up, entry.get("nic", gpu.nic) * share)
     if any(a.size >= b.size for a, b in pairwise(levels)):
         raise UsageError(f"{path}: levels must go from the innermost to the outermost")
     if levels[-1].size < gpus:
@@ -229,7 +224,7 @@ def load_cluster(path: str) -> Cluster:
             f"{path}: the outermost level joins {levels[-1].size} GPUs and the cluster has {gpus}; "
             "add a level that joins all"
         )
-    return Cluster(gpu, gpus, levels, float(entry.get("memory_gb", 0.96 * gpu.memory_gb)))
+    return Cluster(gpu, gpus, levels, float(entry.get("memory_gb", gpu.memory_gb)))
 
 
 def _gpu_of(given: Any, where: str) -> Gpu:

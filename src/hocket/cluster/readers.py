@@ -14,6 +14,7 @@ from hocket.cluster.run import Run
 from hocket.cluster.tables import load_toml
 from hocket.errors import UsageError
 from hocket.files import read_text
+from hocket.interop.megatron import read_layout
 
 # --- Hugging Face's config.json ---------------------------------------------------------------
 
@@ -120,12 +121,9 @@ def _gemma(config: Mapping[str, Any], sizes: dict[str, Any]) -> None:
 
 
 _GPT2 = {
-    "layers": "n_layer",
-    "hidden": "n_embd",
-    "heads": "n_head",
-    "vocab": "vocab_size",
+    "layers": "n_layer", "hidden": "n_embd", "heads": "n_head", "vocab": "vocab_size",
     "positions": "n_positions",
-}
+}  # fmt: skip
 _NEOX = {
     k: v for k, v in _LLAMA.items() if k in ("layers", "hidden", "heads", "ffn", "vocab", "tied")
 }
@@ -232,16 +230,11 @@ _MEGATRON_MLA = {
     "qk-pos-emb-head-dim": "rope",
     "v-head-dim": "value",
 }  # fmt: skip
-_SIZING = (
-    "hybrid",
-    "mamba",
-    "window",
-    "layout",
-    "encoder",
-    "spec",
-    "heterogeneous",
-    "moe-layer-freq",
-)
+_SIZING = ("hybrid", "mamba", "window", "layout", "encoder", "spec", "heterogeneous",
+           "moe-layer-freq")  # fmt: skip
+
+
+_LAYOUT = "pipeline-model-parallel-layout"
 
 
 def arguments_of(text: str) -> dict[str, Any]:
@@ -289,7 +282,7 @@ def from_megatron(text: str, *, name: str = "model") -> tuple[Model, Run]:
     """
     given = arguments_of(text)
     for key in given:
-        if any(x in key for x in _SIZING) and key not in _MEGATRON_RUN:
+        if any(x in key for x in _SIZING) and key not in (*_MEGATRON_RUN, _LAYOUT):
             raise UsageError(f"--{key} changes sizes in a way that hocket does not know")
     sizes = _taken(
         given, _MEGATRON_MODEL, ("num-layers", "hidden-size", "num-attention-heads", "vocab-size")
@@ -324,6 +317,12 @@ def _megatron_run(given: Mapping[str, Any], model: Model) -> Run:
     if "num-layers-per-virtual-pipeline-stage" in given:
         per = int(given["num-layers-per-virtual-pipeline-stage"])
         sizes["v"] = max(1, model.layers // (sizes.get("pp", 1) * per))
+    if _LAYOUT in given:
+        letters = read_layout(str(given[_LAYOUT]))
+        sizes["split"] = tuple(stage.count("t") for stage in letters)
+        sizes["v"] = max(1, len(letters) // sizes.get("pp", 1))
+    if given.get("recompute-method") == "block":
+        sizes["recompute_layers"] = int(given.get("recompute-num-layers", 1))
     whole = given.get("recompute-granularity")
     recompute = {"full": ("full",), "selective": ("core",)}.get(str(whole), ())
     optimizer = any(k in given for k in ("use-distributed-optimizer", "use-custom-fsdp"))
@@ -353,16 +352,16 @@ def _taken(
 
 # --- torchtitan's TOML ------------------------------------------------------------------------
 
-_TITAN_MODELS = {
+TITAN_MODELS = {
     ("llama3", "8B"): "llama3-8b", ("llama3", "70B"): "llama3-70b",
     ("llama3", "405B"): "llama3-405b",
     ("deepseek_v3", "671B"): "deepseek-v3", ("qwen3", "8B"): "qwen3-8b",
     ("qwen3", "14B"): "qwen3-14b",
     ("qwen3", "32B"): "qwen3-32b", ("qwen3", "30B-A3B"): "qwen3-30b-a3b",
 }  # fmt: skip
-_TITAN_SCHEDULES = {
-    "1f1b": "1f1b", "gpipe": "gpipe", "interleaved1f1b": "interleaved", "loopedbfs": "looped-bfs",
-    "interleavedzerobubble": "interleaved-zb", "zbvzerobubble": "zb-v", "dualpipev": "dualpipev",
+TITAN_SCHEDULES = {
+    "1F1B": "1f1b", "GPipe": "gpipe", "Interleaved1F1B": "interleaved", "LoopedBFS": "looped-bfs",
+    "InterleavedZeroBubble": "interleaved-zb", "ZBVZeroBubble": "zb-v", "DualPipeV": "dualpipev",
 }  # fmt: skip
 
 
@@ -377,8 +376,8 @@ def from_torchtitan(path: str | Path, gpus: int) -> tuple[Model, Run]:
         return config.get(name, {})
 
     key = (part("model").get("name", "llama3"), part("model").get("flavor", "8B"))
-    if key not in _TITAN_MODELS:
-        known = ", ".join(" ".join(x) for x in _TITAN_MODELS)
+    if key not in TITAN_MODELS:
+        known = ", ".join(" ".join(x) for x in TITAN_MODELS)
         raise UsageError(
             f"{path}: the model {' '.join(map(str, key))} is not known; known are {known}"
         )
@@ -386,15 +385,16 @@ def from_torchtitan(path: str | Path, gpus: int) -> tuple[Model, Run]:
     tp, cp, pp = (
         int(layout.get(f"{x}_parallel_degree", 1)) for x in ("tensor", "context", "pipeline")
     )
-    name = str(layout.get("pipeline_parallel_schedule", "Interleaved1F1B")).lower()
-    if pp > 1 and name not in _TITAN_SCHEDULES:
+    name = str(layout.get("pipeline_parallel_schedule", "Interleaved1F1B"))
+    known = {x.lower(): ours for x, ours in TITAN_SCHEDULES.items()}
+    if pp > 1 and name.lower() not in known:
         raise UsageError(
-            f"{path}: the schedule {name} is not known; known are {', '.join(_TITAN_SCHEDULES)}"
+            f"{path}: the schedule {name} is not known; known are {', '.join(TITAN_SCHEDULES)}"
         )
     shares = max(1, gpus // (tp * cp * pp))
     local = int(training.get("local_batch_size", training.get("batch_size", 8)))
     micro = int(layout.get("pipeline_parallel_microbatch_size", 1)) if pp > 1 else local
-    schedule = _TITAN_SCHEDULES.get(name, "1f1b") if pp > 1 else "1f1b"
+    schedule = known.get(name.lower(), "1f1b") if pp > 1 else "1f1b"
     mode = part("activation_checkpoint").get("mode", "selective")
     run = Run(
         int(training.get("seq_len", 2048)), micro, int(training.get("global_batch_size", -1)), tp,
@@ -405,4 +405,4 @@ def from_torchtitan(path: str | Path, gpus: int) -> tuple[Model, Run]:
     if run.global_batch < 0:
         run = replace(run, global_batch=local * shares)
     two = schedule in ("interleaved", "looped-bfs", "interleaved-zb", "zb-v", "dualpipev")
-    return load_model(_TITAN_MODELS[key]), replace(run, v=2 if two else 1)
+    return load_model(TITAN_MODELS[key]), replace(run, v=2 if two else 1)

@@ -2,54 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, NamedTuple
+from typing import Any
 
+from hocket.cluster import reasons
 from hocket.cluster.calibrate import Measured, errors, predicted, quantile
 from hocket.cluster.estimate import Estimate, needs_calibration
 from hocket.cluster.hardware import Cluster
 from hocket.cluster.model import Model
 from hocket.cluster.operations import CONVENTIONS
+from hocket.cluster.reasons import PARTS, Help, estimate_words, layers_text, percent, reason
 from hocket.cluster.run import Run
-from hocket.cluster.search import Found
+from hocket.cluster.search import Fate, Found, Outcome
 from hocket.cluster.stack import Fit, Stack
 from hocket.cluster.stages import costs_of
 from hocket.costs import costs_toml
 from hocket.tables import format_bytes, format_time, table
 
-
-class Part(NamedTuple):
-    """A part of the step: its name, and changes that make it shorter, each where it is possible."""
-
-    name: str
-    changes: Mapping[str, Callable[[Run], bool]]
-
-
-def _always(run: Run) -> bool:
-    return True
-
-
-_BATCH = {"a larger --global-batch": _always}
-PARTS = {
-    "compute": Part("computation", {
-        "less --recompute": lambda run: bool(run.recompute),
-        "a smaller --tp": lambda run: run.tp > 1,
-        "a larger --micro-batch": _always,
-    }),
-    "messages": Part("exposed TP, CP, EP", {
-        "a smaller --tp": lambda run: run.tp > 1,
-        "a smaller --cp": lambda run: run.cp > 1,
-        "a smaller --ep": lambda run: run.ep > 1,
-    }),
-    "gradients": Part("exposed DP", {
-        "no --no-grad-overlap": lambda run: not run.grad_overlap, **_BATCH
-    }),
-    "update": Part("optimizer", _BATCH),
-    "imbalance": Part("imbalance", {"fewer layers at the ends (--lighter or --split)": _always}),
-    "bubble": Part("bubble", {**_BATCH, "a larger -v": _always, "another --schedule": _always}),
-}  # the fields of Breakdown  # fmt: skip
-_FEWER_BYTES = "--recompute, a larger --pp or --tp, or --sharding"
+_REMEDIES = 3  # shown
+_FIVE = ("compute", "messages", "gradients", "bubble", "imbalance")
 
 
 def limited_by(found: Estimate) -> str:
@@ -60,13 +33,21 @@ def limited_by(found: Estimate) -> str:
     memory = found.memory[found.fullest].total
     if not found.fits:
         over = format_bytes(memory - found.cluster.memory)
-        return f"memory: rank {found.fullest} needs {over} more than it has; try {_FEWER_BYTES}"
+        return f"memory: rank {found.fullest} needs {over} more than it has"
     parts = asdict(found.breakdown)
-    useful = parts.pop("compute")
-    name = "compute" if useful >= 0.8 * found.step else max(parts, key=parts.__getitem__)
-    share = getattr(found.breakdown, name) / found.step
-    tries = [text for text, possible in PARTS[name].changes.items() if possible(found.run)]
-    return f"{PARTS[name].name}, {_percent(share)} of the step; try {' or '.join(tries)}"
+    useful = parts["compute"] >= 0.8 * found.step
+    name = "compute" if useful else max(parts.keys() - {"compute"}, key=parts.__getitem__)
+    return f"{PARTS[name]}, {percent(parts[name] / found.step)} of the step"
+
+
+def help_text(found: Estimate, remedies: Sequence[Help]) -> str:
+    """What would help most, one sentence."""
+    head = "would help most" if found.fits else "would fit with"
+    if not remedies:
+        return f"{head}: no single change of layout, batch or network"
+    return f"{head}: " + "; ".join(
+        f"{x.text} ({100 * x.gain:+.1f} % tokens/s)" for x in remedies[:_REMEDIES]
+    )
 
 
 def error_text(found: Estimate) -> str:
@@ -76,49 +57,96 @@ def error_text(found: Estimate) -> str:
     if error.rows < 2:  # one run is never left out of its own fit
         few = "one run" if error.rows else "no run"
         return f"{found.stack.name} was fitted on {few} {kind}".rstrip() + ": its error is unknown"
-    known = f"median {_percent(error.median)}, worst {_percent(error.worst)}"
+    known = f"median {percent(error.median)} (±), worst {percent(error.worst)}"
     return f"error on the {error.rows} runs {kind}that {found.stack.name} was fitted on: {known}"
 
 
-def as_text(found: Estimate) -> str:
+def memory_error_text(found: Estimate) -> str:
+    """How far off the memory is on measured runs of the stack, one sentence."""
+    fit = found.stack.fit
+    if not fit.rows_memory:
+        return f"no run of {found.stack.name} prints its memory: that error is unknown"
+    known = f"median {percent(fit.median_memory)}, worst {percent(fit.worst_memory)}"
+    return f"error of the memory on {fit.rows_memory} runs of {found.stack.name}: {known}"
+
+
+def _bar(found: Estimate) -> float | None:
+    """The stack's median error of the step time, where it is known."""
+    return found.error.median if found.error.rows > 1 else None
+
+
+def _pm(share: float | None) -> str:
+    return "" if share is None else f" ± {percent(share)}"
+
+
+def as_text(found: Estimate, remedies: Sequence[Help] | None = None) -> str:
     """The estimate for a reader, verdict first; times in seconds, memory in bytes of 10^9."""
+    remedies = reasons.helps(found) if remedies is None else remedies
     return "\n\n".join(
-        ("\n".join(_verdict(found)), _time(found), _memory(found), "\n".join(_rest(found)))
-    )
+        ("\n".join(_verdict(found, remedies)), _time(found), _memory(found),
+         "\n".join(_rest(found)))
+    )  # fmt: skip
 
 
 def as_json(found: Estimate) -> dict[str, Any]:
     """The estimate as plain data: seconds, bytes, shares from 0 to 1."""
-    return found.as_dict() | {"limited_by": limited_by(found)}
+    bar, fit = _bar(found), found.stack.fit
+    sizes = {"step_s": found.step, "tokens_per_s_per_gpu": found.tokens_per_second,
+             "mfu": found.mfu}  # fmt: skip
+    return found.as_dict() | {
+        "limited_by": limited_by(found),
+        "plus_minus": {
+            **{name: None if bar is None else bar * x for name, x in sizes.items()},
+            "memory_bytes": fit.median_memory * found.memory[found.fullest].total
+            if fit.rows_memory
+            else None,
+        },
+        "ranks_memory_bytes": [asdict(x) for x in found.memory],
+    }
 
 
-def _verdict(found: Estimate) -> Iterator[str]:
+def helps_json(remedies: Sequence[Help]) -> list[dict[str, Any]]:
+    """What would help most as plain data."""
+    return [{"change": x.text, "tokens_per_s_gain": x.gain} for x in remedies]
+
+
+def _verdict(found: Estimate, remedies: Sequence[Help]) -> Iterator[str]:
     if found.calibrate_first:
         yield "calibrate first: too few measurements support these numbers (hocket calibrate)"
     gpus = f"{found.cluster.gpus:,} {found.cluster.gpu.name}"
     rate = f"{found.tokens_per_second:,.0f} tokens/s per GPU"
     yield (
-        f"{found.model.name} on {gpus}: {format_time(found.step, 's')} per step, {rate}, "
-        f"MFU {_percent(found.mfu)}"
+        f"{found.model.name} on {gpus}: {format_time(found.step, 's')} per step{_pm(_bar(found))}, "
+        f"{rate}, MFU {percent(found.mfu)}"
     )
     need, limit = found.memory[found.fullest].total, found.cluster.memory
+    fit = found.stack.fit
     verb = "fits" if found.fits else "does not fit"
     yield (
-        f"it {verb}: rank {found.fullest} is the fullest, with {format_bytes(need)} of "
-        f"{format_bytes(limit)}"
+        f"it {verb}: rank {found.fullest} is the fullest, with {format_bytes(need)}"
+        f"{_pm(fit.median_memory if fit.rows_memory else None)} of {format_bytes(limit)}"
     )
     yield f"limited by {limited_by(found)}"
+    shares = {name: getattr(found.breakdown, name) / found.step for name in _FIVE}
+    yield "; ".join(f"{PARTS[name]} {percent(x)}" for name, x in shares.items())
+    yield help_text(found, remedies)
     yield error_text(found)
+    yield memory_error_text(found)
 
 
 def _time(found: Estimate) -> str:
+    bar = _bar(found)
+    seconds = {PARTS[k]: x for k, x in asdict(found.breakdown).items()} | {"step": found.step}
     rows = [
-        (part.name, format_time(seconds, "s"), _percent(seconds / found.step))
-        for name, part in PARTS.items()
-        for seconds in [getattr(found.breakdown, name)]
+        (
+            name,
+            format_time(x, "s"),
+            "" if bar is None else format_time(bar * x, "s"),
+            percent(x / found.step),
+        )
+        for name, x in seconds.items()
     ]
-    return table([*rows, ("step", format_time(found.step, "s"), "100.0 %")],
-                 ("time, average rank", "per step", "share"))  # fmt: skip
+    return table(rows, ("time, average rank", "per step", "±", "share"))
 
 
 def _memory(found: Estimate) -> str:
@@ -126,7 +154,7 @@ def _memory(found: Estimate) -> str:
     total = found.memory[found.fullest].total
     sizes = {**parts, "total": total, "limit": found.cluster.memory}
     rows = [
-        (name, format_bytes(size), _percent(size / found.cluster.memory))
+        (name, format_bytes(size), percent(size / found.cluster.memory))
         for name, size in sizes.items()
     ]
     return table(rows, (f"memory, rank {found.fullest}", "per GPU", "of the limit"))
@@ -147,10 +175,6 @@ def _rest(found: Estimate) -> Iterator[str]:
     )
     for note in found.notes:
         yield f"note: {note}"
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
 
 
 def costs_text(model: Model, cluster: Cluster, stack: Stack, run: Run) -> str:
@@ -197,8 +221,8 @@ def calibration_text(measured: Sequence[Measured], before: Stack, after: Stack) 
             if (x.model.moe is not None) is bool(kind)
         ]  # fmt: skip
         lines.append(
-            f"error{kind}: median {_percent(median)}, worst {_percent(worst)}; {before.name} as "
-            f"it was: median {_percent(quantile(old, 0.5))}, worst {_percent(max(old))}"
+            f"error{kind}: median {percent(median)}, worst {percent(worst)}; {before.name} as "
+            f"it was: median {percent(quantile(old, 0.5))}, worst {percent(max(old))}"
         )
         if rows > 1 and median > quantile(old, 0.5):
             lines.append(f"the fit is no better than {before.name}: measure more runs")
@@ -238,41 +262,118 @@ def calibration_json(measured: Sequence[Measured], before: Stack, after: Stack) 
 _SHOWN = 10  # alternatives
 
 
-def found_text(found: Found, margin: float) -> str:
+def _recomputed(run: Run) -> str:
+    some = run.recompute_layers if run.recompute else None
+    where = "" if some is None else f" in {layers_text(some)} layers"
+    return (", ".join(run.recompute) or "nothing") + where
+
+
+def _short(run: Run, cluster: Cluster) -> tuple[str, str, str]:
+    """A configuration in a table: layout, microbatch, what is recomputed."""
+    lighter = f"; ends lighter by {run.lighter[0]}, {run.lighter[1]}" if any(run.lighter) else ""
+    layout = _layout(run, run.dp(cluster)).removeprefix("layout: ") + lighter
+    return layout, str(run.micro_batch), _recomputed(run)
+
+
+def found_text(found: Found, margin: float, cluster: Cluster, remedies: Sequence[Help]) -> str:
     """The answer of a search: what to run, the estimate, the alternatives, and all the others."""
     first, fastest = found.best[0], min(e.step for e in found.best)
-    heads = ("layout", "microbatch", "recomputed", "step", "above the fastest", "memory", "MFU")
+    bar = _bar(first)
+    heads = ("layout", "microbatch", "recomputed", f"step{_pm(bar)}", "above the fastest",
+             "memory", "MFU")  # fmt: skip
     rows = [
-        (_layout(e.run, e.dp).removeprefix("layout: "), str(e.run.micro_batch),
-         ", ".join(e.run.recompute) or "nothing", format_time(e.step, "s"),
-         _percent(e.step / fastest - 1), format_bytes(e.memory[e.fullest].total), _percent(e.mfu))
-        for e in found.best[:_SHOWN]
+        (*_short(e.run, cluster), format_time(e.step, "s"), percent(e.step / fastest - 1),
+         format_bytes(e.memory[e.fullest].total), percent(e.mfu))
+        for e in _families(found.best)[:_SHOWN]
     ]  # fmt: skip
     left = len(found.best) - len(rows)
     counts = "; ".join(f"{n:,} {fate}" for fate, n in found.counts.items())
+    layout = _short(first.run, cluster)[0]
+    order = f"; the order is {first.planned}" if first.planned else ""
+    lines = [f"within {percent(margin)} of the fastest, simplest first\n" + table(rows, heads)]
+    if left:
+        lines.append(f"and {left} more, mostly with other -v, microbatches or ends (--json)")
+    if bar is not None and bar > margin:
+        lines.append("these differ by less than the stack's error: measure two or three of them")
     return "\n\n".join((
-        f"run {_layout(first.run, first.dp).removeprefix('layout: ')}: {estimate_words(first.run)}",
-        as_text(first),
-        f"within {_percent(margin)} of the fastest, simplest first\n" + table(rows, heads)
-        + (f"\nand {left} more (--json)" if left else ""),
-        f"of {sum(found.counts.values()):,} configurations, {counts}",
+        f"run {layout}{order}: {estimate_words(first.run)}",
+        as_text(first, remedies),
+        "\n".join(lines),
+        "\n".join((f"of {sum(found.counts.values()):,} configurations, {counts}",
+                   *_barely_too_large(found, first, cluster))),
     ))  # fmt: skip
 
 
-def estimate_words(run: Run) -> str:
-    """The options of `hocket estimate` that describe the layout of a run."""
-    words = [f"--{k} {n}" for k in ("tp", "cp", "ep", "pp") if (n := getattr(run, k)) > 1]
-    words += [f"--schedule {run.schedule}"] if run.pp > 1 else []
-    words += [f"-v {run.v}"] if run.v > 1 else []
-    words += [f"--micro-batch {run.micro_batch}"]
-    words += [f"--recompute {','.join(run.recompute)}"] if run.recompute else []
-    words += [f"--lighter {run.lighter[0]},{run.lighter[1]}"] if any(run.lighter) else []
-    return " ".join(words)
+def _families(best: Sequence[Estimate]) -> list[Estimate]:
+    """The simplest of each layout and schedule: other stages per rank, microbatches are alike."""
+    firsts: dict[tuple[object, ...], Estimate] = {}
+    for e in best:
+        firsts.setdefault((e.run.tp, e.run.cp, e.run.ep, e.run.pp, e.run.schedule), e)
+    return list(firsts.values())
 
 
-def found_json(found: Found) -> dict[str, Any]:
-    """The same as plain data: the configurations within the margin, simplest first; the counts."""
+def _barely_too_large(found: Found, first: Estimate, cluster: Cluster) -> Iterator[str]:
+    """The fastest configuration that does not fit, where it is faster than the answer."""
+    short = [x for x in found.outcomes if x.fate is Fate.MEMORY and (x.seconds or 0) < first.step]
+    if short:
+        one = min(short, key=lambda x: x.seconds or 0.0)
+        layout, micro, recomputed = _short(one.run, cluster)
+        yield (
+            f"with more memory: {layout}, microbatch {micro}, recomputing {recomputed} takes "
+            f"{format_time(one.seconds, 's')} and {reason(one, first.model, cluster, first)}"
+        )
+
+
+def why_text(
+    asked: Mapping[str, Any], outcomes: Sequence[Outcome], model: Model, cluster: Cluster,
+    best: Estimate | None,
+) -> str:  # fmt: skip
+    """Why the configurations of a question are not the answer: the best of them first."""
+    counts = Counter(x.fate for x in outcomes)
+    words = ", ".join(f"{k.replace('_', '-')}={'|'.join(map(_plain, x))}" for k, x in asked.items())
+    rows = [
+        (*_short(x.run, cluster), format_time(x.seconds, "s") if x.seconds else "",
+         format_bytes(x.n_bytes) if x.n_bytes else "", reason(x, model, cluster, best))
+        for x in outcomes[:_SHOWN]
+    ]  # fmt: skip
+    left = len(outcomes) - len(rows)
+    some = counts[Fate.KEPT] + counts[Fate.SLOWER]
+    broken, large = counts[Fate.RULE], counts[Fate.STATES] + counts[Fate.MEMORY]
+    return (
+        f"why not {words}: of {len(outcomes):,} such configurations, {broken:,} break a rule, "
+        f"{large:,} need more memory, {some:,} fit and were simulated"
+        + (f", {n:,} are slower by a bound" if (n := counts[Fate.BOUND]) else "")
+        + "\n"
+        + table(rows, ("layout", "microbatch", "recomputed", "step", "memory", "why"))
+        + (f"\nand {left:,} more (--json)" if left else "")
+    )
+
+
+def _plain(value: Any) -> str:
+    return "+".join(value) or "none" if isinstance(value, tuple) else str(value)
+
+
+def outcomes_json(
+    outcomes: Iterable[Outcome], model: Model, cluster: Cluster, best: Estimate | None
+) -> list[dict[str, Any]]:
+    """What became of configurations as plain data; a bound's seconds are the least possible."""
+    return [
+        {
+            "options": estimate_words(x.run),
+            "dp": x.run.dp(cluster),
+            "fate": x.fate.name.lower(),
+            "reason": reason(x, model, cluster, best),
+            "step_s": x.seconds,
+            "memory_bytes": x.n_bytes,
+        }
+        for x in outcomes
+    ]
+
+
+def found_json(found: Found, model: Model, cluster: Cluster) -> dict[str, Any]:
+    """The same as plain data: the configurations within the margin, simplest first, and all."""
     return {
         "best": [as_json(e) | {"options": estimate_words(e.run)} for e in found.best],
         "counts": dict(found.counts),
+        "configurations": outcomes_json(found.outcomes, model, cluster, found.fastest),
     }

@@ -28,7 +28,8 @@ class Run:
     seq, micro_batch, global_batch: tokens and sequences. tp, cp, ep, pp: degrees; etp: tensor
     parallelism within an expert; v: stages per rank. dp is what is left of the GPUs. schedule,
     options: a name of `hocket list` and its settings. recompute: keys of RECOMPUTE.
-    recompute_layers: how many layers per stage recompute (left out: all). sp: sequence
+    recompute_layers: how many layers per stage recompute, one number or one for each stage (left
+    out: all). sp: sequence
     parallelism. sharding: what data parallel ranks share: 0 nothing, 1 optimizer states, 2
     gradients too, 3 weights too (FSDP). flash: fused attention. split: layers per stage (left
     out: as even as can be, after `lighter` layers are taken off for embedding and head).
@@ -48,7 +49,7 @@ class Run:
     schedule: str = "1f1b"
     options: tuple[tuple[str, object], ...] = ()
     recompute: tuple[str, ...] = ()
-    recompute_layers: int | None = None
+    recompute_layers: int | tuple[int, ...] | None = None
     sp: bool = False
     sharding: int = 1
     flash: bool = True
@@ -56,6 +57,15 @@ class Run:
     split: tuple[int, ...] | None = None
     lighter: tuple[int, int] = (0, 0)
     validated_later: bool = False
+
+    @property
+    def kept_sharding(self) -> int:
+        """What is shared throughout a step: with a pipeline, FSDP keeps its weights gathered.
+
+        Source: torchtitan's fsdp_reshard_after_forward, "default": gathering for each microbatch
+        would cost more; gradients are then reduced once, too.
+        """
+        return 1 if self.sharding == 3 and self.pp > 1 else self.sharding
 
     def dp(self, cluster: Cluster) -> int:
         """Copies of the model's layout: the data parallel degree."""
@@ -68,6 +78,11 @@ class Run:
     def microbatches(self, cluster: Cluster) -> int:
         """Microbatches per rank and step."""
         return self.global_batch // (self.micro_batch * self.dp(cluster))
+
+    def recomputed_in(self, stage: int) -> int | None:
+        """How many layers of a stage recompute; None: all."""
+        n = self.recompute_layers
+        return n[stage] if isinstance(n, tuple) else n
 
     def layers_of(self, layers: int) -> tuple[int, ...]:
         """Layers per stage: `split`, or as even as can be with lighter ends."""
@@ -101,6 +116,11 @@ class Rule(NamedTuple):
     fields: tuple[str, ...]
     holds: Callable[[_Case], bool]
     text: Callable[[_Case], str]
+
+
+def _recomputed(c: _Case) -> tuple[int, ...]:
+    n = c.run.recompute_layers
+    return n if isinstance(n, tuple) else () if n is None else (n,)
 
 
 def _experts(c: _Case) -> int:
@@ -149,8 +169,11 @@ RULES = (
                    f"layers; it needs {c.run.pp * c.run.v} stages with {c.model.layers} layers"),
     Rule(("recompute",), lambda c: all(x in RECOMPUTE for x in c.run.recompute),
          lambda c: f"recompute is {', '.join(c.run.recompute)}; known are {', '.join(RECOMPUTE)}"),
-    Rule(("recompute_layers",), lambda c: (c.run.recompute_layers or 0) >= 0,
+    Rule(("recompute_layers",), lambda c: min(_recomputed(c), default=0) >= 0,
          lambda c: f"recompute_layers is {c.run.recompute_layers}; it must be 0 or more"),
+    Rule(("recompute_layers",), lambda c: len(_recomputed(c)) in (0, 1, c.run.pp * c.run.v),
+         lambda c: f"recompute_layers has {len(_recomputed(c))} numbers; it needs 1, or one for "
+                   f"each of {c.run.pp * c.run.v} stages"),
     Rule(("lighter",), lambda c: min(c.run.lighter) >= 0,
          lambda c: f"lighter is {c.run.lighter[0]}, {c.run.lighter[1]}; each must be 0 or more"),
     Rule(("sharding",), lambda c: c.run.sharding in (0, 1, 2, 3),

@@ -110,7 +110,10 @@ _VALUES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "schedule": (_is_text, "a name"),
     "options": (lambda x: isinstance(x, dict), "a table"),
     "recompute": (lambda x: isinstance(x, list) and all(map(_is_text, x)), "a list of parts"),
-    "recompute_layers": (_is_whole, "a whole number"),
+    "recompute_layers": (
+        lambda x: _is_whole(x) or (isinstance(x, list) and all(map(_is_whole, x))),
+        "a whole number, or a list of them",
+    ),
     "split": (lambda x: isinstance(x, list) and all(map(_is_whole, x)), "a list of whole numbers"),
     "lighter": (
         lambda x: isinstance(x, list) and len(x) == 2 and all(map(_is_whole, x)),

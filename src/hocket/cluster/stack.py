@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from hocket.cluster.hardware import Gpu, load_gpu
@@ -24,6 +24,7 @@ class Fit:
 
     median, p90, worst: of the relative error of the step time, each run left out of its own fit.
     rows_experts and so on: the same of models with experts, whose one number is fitted to them.
+    rows_memory and so on: of the fullest rank's memory, which nothing is fitted to.
     fitted: the names of the numbers that were fitted; all others are assumed or from data sheets.
     own: the runs are those of the cluster that is predicted, not published ones.
     """
@@ -35,6 +36,9 @@ class Fit:
     rows_experts: int = 0
     median_experts: float = 0.0
     worst_experts: float = 0.0
+    rows_memory: int = 0
+    median_memory: float = 0.0
+    worst_memory: float = 0.0
     own: bool = False
     fitted: tuple[str, ...] = ()
     sources: tuple[str, ...] = ()
@@ -64,8 +68,9 @@ class Stack:
     its W), logits (bytes per logit while the loss is computed),
     expert_outputs (what the experts put out is kept for the gradient of its weights),
     unused_gradients (one 16-bit gradient for each shape of weight, which Transformer Engine keeps
-    beside the fused accumulation), reserved_gb (context, libraries and buffers), slack (share of
-    the activations that the allocator cannot use).
+    beside the fused accumulation), reserved_gb (CUDA context and communication libraries: 1 to
+    3 GiB, assumed 2), slack (share of the activations that the allocator cannot use: 3 to 6 %,
+    assumed 4). The last two are outside of what frameworks print as allocated.
     """
 
     name: str
@@ -93,8 +98,8 @@ class Stack:
     gradient: float = 4.0
     weights: float = 2.0
     unused_gradients: bool = False
-    reserved_gb: float = 0.0
-    slack: float = 0.0
+    reserved_gb: float = 2.1
+    slack: float = 0.04
     saved: int = 2
     logits: float = 4.0
     expert_outputs: bool = False
@@ -131,19 +136,27 @@ def load_stack(name: str) -> Stack:
     return stack_from(catalogue_entry("stacks", name, "stack"), name)
 
 
-def stack_of(gpu: Gpu) -> Stack:
-    """The stack that is taken for a GPU where none is named: the catalogue's `GPU-megatron`.
+def stack_of(gpu: Gpu, software: str = "") -> Stack:
+    """The stack that is taken for a GPU where none is named; of a `software` where there is one.
+
+    A stack of another maker's GPU is scaled by the share of the peak that the fastest measured
+    product reaches on each, and asks to be calibrated.
 
     Raises: UsageError where the catalogue has none, with the stacks that it has.
     """
-    same = {n: e["gpu"] for n, e in catalogue("stacks").items() if load_gpu(e["gpu"]) == gpu}
-    for name, key in same.items():
-        if name == f"{key}-megatron":
-            return load_stack(name)
-    raise UsageError(
-        f"no stack is the usual one of {gpu.name}; choose one with --stack: "
-        f"{', '.join(same or catalogue('stacks'))}"
-    )
+    names = catalogue("stacks")
+    asked = f"{gpu.stack.partition('-')[0]}-{software}"
+    name = asked if asked in names and not gpu.borrowed else gpu.stack
+    if not name:
+        raise UsageError(
+            f"no stack is the usual one of {gpu.name}; choose one with --stack: {', '.join(names)}"
+        )
+    stack = load_stack(name)
+    if not gpu.borrowed:
+        return stack
+    home = load_gpu(stack.gpu)
+    scale = gpu.reached / gpu.bf16 / (home.reached / home.bf16) if gpu.reached else 1.0
+    return replace(stack, gemm=stack.gemm * scale, calibrate_first=True)
 
 
 def dumps_stack(stack: Stack) -> str:

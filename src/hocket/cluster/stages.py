@@ -37,33 +37,17 @@ class Stage:
 def shape_of(run: Run, stack: Stack, cluster: Cluster) -> Shape:
     """The part of a run that decides the rows of its layers."""
     return Shape(
-        run.seq,
-        run.micro_batch,
-        run.tp,
-        run.cp,
-        run.ep,
-        run.etp,
-        run.sp and run.tp > 1,
-        run.flash,
-        saved=stack.saved,
-        logits=stack.logits,
-        expert_outputs=stack.expert_outputs,
-        gathered=run.dp(cluster) * run.cp if run.sharding == 3 else 1,
-    )
+        run.seq, run.micro_batch, run.tp, run.cp, run.ep, run.etp, run.sp and run.tp > 1, run.flash,
+        saved=stack.saved, logits=stack.logits, expert_outputs=stack.expert_outputs,
+        gathered=run.dp(cluster) * run.cp if run.kept_sharding == 3 else 1,
+    )  # fmt: skip
 
 
 def machine_of(run: Run, stack: Stack, cluster: Cluster) -> Machine:
     """The part of a run that decides how fast its rows are."""
-    replicas = run.dp(cluster) * run.cp if run.sharding == 3 else 1
-    return Machine(
-        slowed(cluster, stack.network, stack.latency),
-        stack,
-        run.tp,
-        run.cp,
-        run.ep,
-        run.etp,
-        replicas,
-    )
+    replicas = run.dp(cluster) * run.cp if run.kept_sharding == 3 else 1
+    slow = slowed(cluster, stack.network, stack.latency)
+    return Machine(slow, stack, run.tp, run.cp, run.ep, run.etp, replicas)
 
 
 @lru_cache(maxsize=4096)
@@ -88,28 +72,29 @@ def stages(model: Model, cluster: Cluster, stack: Stack, run: Run) -> list[Stage
     found: dict[object, Stage] = {}
     costs: dict[tuple[str, tuple[str, ...]], LayerCost] = {}
     result = []
-    for counts in layers_by_stage(model, run.layers_of(model.layers)):
-        if counts not in found:
-            found[counts] = _stage(counts, model, shape, machine, run, costs)
-        result.append(found[counts])
+    for i, counts in enumerate(layers_by_stage(model, run.layers_of(model.layers))):
+        key = (counts, run.recomputed_in(i))
+        if key not in found:
+            found[key] = _stage(*key, model, shape, machine, run.recompute, costs)
+        result.append(found[key])
     return result
 
 
 def _stage(
     counts: Iterable[tuple[str, int]],
+    left: int | None,
     model: Model,
     shape: Shape,
     machine: Machine,
-    run: Run,
+    recompute: tuple[str, ...],
     known: dict[tuple[str, tuple[str, ...]], LayerCost],
 ) -> Stage:
     costs: list[tuple[int, LayerCost]] = []
-    left = run.recompute_layers
     for kind, n in counts:
         again = n if left is None else min(n, left)
         if left is not None and kind in ("dense", "experts"):
             left -= again
-        for number, parts in ((again, run.recompute), (n - again, ())):
+        for number, parts in ((again, recompute), (n - again, ())):
             if number:
                 if (kind, parts) not in known:
                     known[kind, parts] = layer_cost(kind, shape, model, machine, parts)
@@ -148,7 +133,7 @@ def state_bytes(
         (stage.expert_parameters, run.expert_dp(cluster)),
     )
     for parameters, ranks in groups:
-        shares = [ranks if run.sharding >= level else 1 for level in (3, 2, 1)]
+        shares = [ranks if run.kept_sharding >= level else 1 for level in (3, 2, 1)]
         sizes = (stack.weights, stack.gradient, stack.master)
         for i, (size, share) in enumerate(zip(sizes, shares, strict=True)):
             total[i] += parameters * size / share
