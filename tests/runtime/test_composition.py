@@ -8,7 +8,7 @@ import re
 import pytest
 import torch
 import torch.distributed as dist
-from runtime_ranks import Block, batch, blocks, close, gradients, held, mean_square, on_ranks
+from runtime_ranks import Block, Gloo, batch, blocks, close, gradients, held, mean_square, on_ranks
 from torch import nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -72,7 +72,7 @@ def test_a_sparse_output_of_a_stage_is_refused_by_its_own_rank():
 
     def rank(r, g):
         module = Block(1) if r else nn.Sequential(Block(0), Sparse())
-        pipe = Pipeline(schedule, {r: module}, mean_square, group=g.group, store=g.store)
+        pipe = Pipeline(schedule, {r: module}, mean_square, group=g.group)
         pipe.step(*batch(4))
 
     for error in on_ranks(2, rank, raises=False):
@@ -105,7 +105,7 @@ def test_a_stage_that_writes_into_its_input_trains_like_one_process(p):
 
     def rank(r, g):
         stages = held(schedule, r, modules)
-        pipe = Pipeline(schedule, stages, mean_square, group=g.group, store=g.store)
+        pipe = Pipeline(schedule, stages, mean_square, group=g.group)
         got = pipe.step(*data)
         return got, {s: gradients(m) for s, m in stages.items()}, stages
 
@@ -163,13 +163,13 @@ def test_parameters_of_the_loss_are_averaged_over_replicas_and_summed_over_copie
     def rank(r, g):
         replica, r = divmod(r, 2)
         groups = [
-            dist.ProcessGroupGloo(dist.PrefixStore(f"{name}{i}", g.store), a, 2)
+            Gloo(f"{name}{i}", g.store, a, 2)
             for name, i, a in (("pipe", replica, r), ("dp", r, replica))
         ]
         mine = copy.deepcopy(loss)
         pipe = Pipeline(
             schedule, held(schedule, r, modules), mine,
-            group=groups[0], data_parallel=groups[1], store=g.store,
+            group=groups[0], data_parallel=groups[1],
         )  # fmt: skip
         for _ in range(steps):
             pipe.step(*data[replica])
@@ -184,7 +184,7 @@ def test_the_gradient_of_an_expert_accumulates_over_steps():
     def rank(r, g):
         module = nn.Linear(3, 3, dtype=torch.float64)
         module.weight.allreduce = False
-        pipe = one_rank([module], data_parallel=g.group, store=g.store)
+        pipe = one_rank([module], data_parallel=g.group)
         pipe.step(*batch(4))
         first = module.weight.grad.clone()
         pipe.step(*batch(4))
@@ -369,7 +369,7 @@ def test_buffers_of_mirrored_copies_start_equal_and_stay_equal():
 
     def rank(r, g):
         stages = {s: Counting(10 * r + s) for s in schedule.placement.stages_of_rank[r]}
-        pipe = Pipeline(schedule, stages, mean_square, group=g.group, store=g.store)
+        pipe = Pipeline(schedule, stages, mean_square, group=g.group)
         scales = {s: float(m.scale) for s, m in stages.items()}
         for step in range(2):
             pipe.step(*batch(16, seed=step))

@@ -31,9 +31,7 @@ def test_a_rank_that_does_not_come_to_build_the_pipeline_is_named(late):
             return gave_up.wait(LONG) if late else None  # without its group, it is gone
         try:
             timeout = SHORT if late else LONG
-            Pipeline(
-                schedule, {r: Block(r)}, mean_square, group=g.group, store=g.store, timeout=timeout
-            )
+            Pipeline(schedule, {r: Block(r)}, mean_square, group=g.group, timeout=timeout)
         finally:
             gave_up.wait(LONG)  # a rank that goes breaks the connections of the others
 
@@ -55,7 +53,7 @@ def test_a_second_pipeline_on_a_group_that_a_failure_ended_says_so():
     def rank(r, g):
         def pipe():
             module = Bad() if r else Block(0)
-            return Pipeline(schedule, {r: module}, mean_square, group=g.group, store=g.store)
+            return Pipeline(schedule, {r: module}, mean_square, group=g.group)
 
         with pytest.raises(RunError, match="rank 1 failed in 1F0: ValueError: no"):
             pipe().step(*batch(4))
@@ -108,9 +106,7 @@ def test_a_compilation_longer_than_the_timeout_is_named_as_one():
 
     def rank(r, g):
         module = Block(1) if r else Compiles(0)
-        pipe = Pipeline(
-            schedule, {r: module}, mean_square, group=g.group, store=g.store, timeout=SHORT
-        )
+        pipe = Pipeline(schedule, {r: module}, mean_square, group=g.group, timeout=SHORT)
         try:
             pipe.step(*batch(4))
         finally:

@@ -7,8 +7,7 @@ import math
 
 import pytest
 import torch
-import torch.distributed as dist
-from runtime_ranks import Block, batch, blocks, close, gradients, held, mean_square, on_ranks
+from runtime_ranks import Block, Gloo, batch, blocks, close, gradients, held, mean_square, on_ranks
 from torch import nn
 from torch.nn.utils import clip_grad_norm_
 
@@ -35,7 +34,7 @@ def test_clipping_is_that_of_one_process_and_mirrored_copies_count_once(name, no
 
     def rank(r, g):
         stages = held(schedule, r, modules)
-        pipe = Pipeline(schedule, stages, mean_square, group=g.group, store=g.store)
+        pipe = Pipeline(schedule, stages, mean_square, group=g.group)
         pipe.step(*data)
         before = pipe.grad_norm(norm_type)
         return before, pipe.clip_grad_norm_(0.1, norm_type), pipe.grad_norm(norm_type), stages
@@ -70,7 +69,7 @@ def test_tied_weights_count_once():
         tied = [[(0, "weight"), (1, "weight")]]
         pipe = Pipeline(
             build("1f1b", p=2, m=2), {r: copy.deepcopy((first, last)[r])}, mean_square,
-            group=g.group, store=g.store, tied=tied,
+            group=g.group, tied=tied,
         )  # fmt: skip
         pipe.step(*data)
         return pipe.grad_norm()
@@ -93,7 +92,7 @@ def test_experts_of_all_replicas_count_and_what_they_share_counts_once():
             p.allreduce = False
         pipe = Pipeline(
             build("interleaved", p=1, m=2, v=2), {0: Block(0), 1: expert}, mean_square,
-            data_parallel=g.group, store=g.store,
+            data_parallel=g.group,
         )  # fmt: skip
         pipe.step(*data[r])
         return pipe.grad_norm()
@@ -134,7 +133,7 @@ def test_clipping_in_the_hook_trains_like_one_process():
 
     def rank(r, g):
         stages = held(schedule, r, modules)
-        pipe = Pipeline(schedule, stages, mean_square, group=g.group, store=g.store)
+        pipe = Pipeline(schedule, stages, mean_square, group=g.group)
         optimizer = torch.optim.Adam(stages[r].parameters(), lr=0.1)
 
         def update():
@@ -154,7 +153,7 @@ def test_a_norm_that_is_not_finite_is_refused_on_all_ranks_and_training_goes_on(
 
     def rank(r, g):
         stages = held(schedule, r, modules)
-        pipe = Pipeline(schedule, stages, mean_square, group=g.group, store=g.store)
+        pipe = Pipeline(schedule, stages, mean_square, group=g.group)
         pipe.step(*data)
         if r:
             stages[1].linear.bias.grad[0] = math.nan
@@ -176,13 +175,11 @@ def test_replicas_of_a_pipeline_clip_their_mean_gradient():
     def rank(r, g):
         replica, r = divmod(r, 2)
         groups = [
-            dist.ProcessGroupGloo(dist.PrefixStore(f"{name}{i}", g.store), a, 2)
+            Gloo(f"{name}{i}", g.store, a, 2)
             for name, i, a in (("pipe", replica, r), ("dp", r, replica))
         ]
         stages = held(schedule, r, modules)
-        pipe = Pipeline(
-            schedule, stages, mean_square, group=groups[0], data_parallel=groups[1], store=g.store
-        )
+        pipe = Pipeline(schedule, stages, mean_square, group=groups[0], data_parallel=groups[1])
         pipe.step(*data[replica])
         total = pipe.clip_grad_norm_(0.1)
         return total, r, gradients(stages[r])

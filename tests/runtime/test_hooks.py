@@ -42,7 +42,7 @@ def test_an_optimizer_in_gradients_ready_trains_like_one_process():
 
     def rank(r, g):
         stages = held(schedule, r, modules)
-        pipe = Pipeline(schedule, stages, mean_square, group=g.group, store=g.store)
+        pipe = Pipeline(schedule, stages, mean_square, group=g.group)
         optimizer = torch.optim.SGD(stages[r].parameters(), lr=0.1)
 
         def update():
@@ -86,7 +86,7 @@ def test_a_hook_that_raises_ends_all_ranks_and_is_named(name):
 
     def rank(r, g):
         stages = held(schedule, r, modules)
-        pipe = Pipeline(schedule, stages, mean_square, group=g.group, store=g.store)
+        pipe = Pipeline(schedule, stages, mean_square, group=g.group)
         if r == 1:
             pipe.hooks.append(Hooks(**{name: bad}))
         pipe.step(*batch(4))
@@ -103,7 +103,7 @@ def test_what_ranks_do_together_around_a_step_ends_all_when_one_fails():
 
     def rank(r, g):
         stages = held(schedule, r, modules)
-        pipe = Pipeline(schedule, stages, mean_square, group=g.group, store=g.store)
+        pipe = Pipeline(schedule, stages, mean_square, group=g.group)
 
         def meet():
             if r == 0:

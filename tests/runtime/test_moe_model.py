@@ -8,7 +8,7 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from runtime_ranks import on_ranks
+from runtime_ranks import Gloo, on_ranks
 
 from hocket.demo import moe
 from hocket.errors import UsageError
@@ -46,8 +46,7 @@ def _trained(p, replicas, order, dispatch):
         replica, r = divmod(number, p)
 
         def group(name, rank, size):
-            store = dist.PrefixStore(name, g.store)
-            return dist.ProcessGroupGloo(store, rank, size, timedelta(seconds=20))
+            return Gloo(name, g.store, rank, size, 20)
 
         own, others = group(f"pipe{replica}", r, p), group(f"rank{r}", replica, replicas)
         n = schedule.placement.n_stages
@@ -56,7 +55,7 @@ def _trained(p, replicas, order, dispatch):
             for s in schedule.placement.stages_of_rank[r]
         }
         pipe = Pipeline(
-            schedule, stages, moe.loss, group=own, data_parallel=others, store=g.store,
+            schedule, stages, moe.loss, group=own, data_parallel=others,
             dispatch=dispatch,
         )  # fmt: skip
         assert pipe.dispatch == (dispatch or "queues")

@@ -5,12 +5,21 @@ from __future__ import annotations
 import threading
 import time
 from contextlib import nullcontext
-from datetime import timedelta
 
 import pytest
 import torch
 import torch.distributed as dist
-from runtime_ranks import LONG, SHORT, assert_like_whole, batch, blocks, held, mean_square, on_ranks
+from runtime_ranks import (
+    LONG,
+    SHORT,
+    Gloo,
+    assert_like_whole,
+    batch,
+    blocks,
+    held,
+    mean_square,
+    on_ranks,
+)
 from torch import nn
 
 from hocket.errors import RunError
@@ -98,7 +107,7 @@ def test_evaluation_on_two_queues_gives_the_loss_of_the_training_step():
 
     def rank(r, g):
         stages = held(schedule, r, blocks(schedule.placement.n_stages))
-        pipe = Pipeline(schedule, stages, mean_square, group=g.group, store=g.store, timeout=LONG)
+        pipe = Pipeline(schedule, stages, mean_square, group=g.group, timeout=LONG)
         return float(pipe.eval(*batch(14))), float(pipe.step(*batch(14)))
 
     for evaluated, trained in on_ranks(2, rank):
@@ -127,7 +136,7 @@ def test_ranks_that_dispatch_differently_are_told_before_the_first_step():
     def rank(r, g):
         stages = held(schedule, r, blocks(schedule.placement.n_stages))
         how = ("queues", "receive")[r]
-        Pipeline(schedule, stages, mean_square, group=g.group, store=g.store, dispatch=how)
+        Pipeline(schedule, stages, mean_square, group=g.group, dispatch=how)
 
     for error in on_ranks(2, rank, raises=False):
         assert str(error) == (
@@ -305,7 +314,7 @@ def test_a_failure_in_any_thread_ends_all_ranks_with_one_error(stage):
         stages = held(schedule, r, blocks(schedule.placement.n_stages))
         if stage in stages:
             stages[stage] = _Broken()
-        pipe = Pipeline(schedule, stages, mean_square, group=g.group, store=g.store)
+        pipe = Pipeline(schedule, stages, mean_square, group=g.group)
         return pipe.step(*batch(8))
 
     start = time.monotonic()
@@ -352,7 +361,7 @@ def test_a_rank_that_hangs_and_waits_is_named_for_what_it_does():
 
     def rank(r, g):
         stages = {0: Stuck(), 1: blocks(2)[1]}
-        pipe = Pipeline(schedule, stages, mean_square, group=g.group, store=g.store, timeout=SHORT)
+        pipe = Pipeline(schedule, stages, mean_square, group=g.group, timeout=SHORT)
         try:
             return pipe.step(*batch(4))
         finally:
@@ -384,9 +393,8 @@ def test_a_replica_that_hangs_is_named_by_the_one_whose_all_to_all_waits_for_it(
             return x
 
     def rank(r, g):
-        limit = timedelta(seconds=SHORT)
-        group = dist.ProcessGroupGloo(dist.PrefixStore("experts", g.store), r, 2, limit)
-        own = dist.ProcessGroupGloo(dist.PrefixStore(f"own{r}", g.store), 0, 1, limit)
+        group = Gloo("experts", g.store, r, 2, SHORT)
+        own = Gloo(f"own{r}", g.store, 0, 1, SHORT)
         stages = dict(enumerate(blocks(4)))
         stages[1] = Exchanging(group)
         if r == 1:
@@ -397,7 +405,6 @@ def test_a_replica_that_hangs_is_named_by_the_one_whose_all_to_all_waits_for_it(
             mean_square,
             group=own,
             data_parallel=group,
-            store=g.store,
             timeout=SHORT,
         )
         try:
@@ -425,7 +432,7 @@ def test_a_silent_queue_is_named_by_the_others():
         stages = held(schedule, r, blocks(schedule.placement.n_stages))
         if r == 1:
             stages[5] = Stuck()
-        pipe = Pipeline(schedule, stages, mean_square, group=g.group, store=g.store, timeout=SHORT)
+        pipe = Pipeline(schedule, stages, mean_square, group=g.group, timeout=SHORT)
         try:
             return pipe.step(*batch(8))
         finally:
@@ -445,12 +452,8 @@ def test_failure_of_a_replica_is_named_by_its_number_among_all_processes():
         stages[1] = Exchanging(g.group)
         if r == 1:
             stages[2] = _Broken()
-        own = dist.ProcessGroupGloo(
-            dist.PrefixStore(f"own{r}", g.store), 0, 1, timedelta(seconds=LONG)
-        )
-        pipe = Pipeline(
-            schedule, stages, mean_square, group=own, data_parallel=g.group, store=g.store
-        )
+        own = Gloo(f"own{r}", g.store, 0, 1)
+        pipe = Pipeline(schedule, stages, mean_square, group=own, data_parallel=g.group)
         pipe.step(*batch(4))
 
     start = time.monotonic()

@@ -190,9 +190,7 @@ class Buffers:
 
     def align(self) -> None:
         """Gives every copy the buffers of the first one."""
-        own = self._own()
-        for ranks, every in exchange(self.session, self.tag, _flat(own)).items():
-            _fill(own[ranks], every[0])
+        align(self.session, self.tag, self._own())
 
     def open(self) -> None:
         """Notes the buffers before a step."""
@@ -217,6 +215,12 @@ class Buffers:
             before = [x for x, mark in zip(self._before[ranks], masks[ranks], strict=True) if mark]
             _fill(changed[ranks], _merged(before, parts))
         self._before = {}
+
+
+def align(session: Session, tag: int, own: Mapping[tuple[int, ...], Sequence[Tensor]]) -> None:
+    """Gives the tensors of every rank of a group the values of those of its first rank."""
+    for ranks, every in exchange(session, tag, _flat(own)).items():
+        _fill(own[ranks], every[0])
 
 
 def _flat(tensors: Mapping[tuple[int, ...], Sequence[Tensor]]) -> dict[tuple[int, ...], Tensor]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Callable
-from time import monotonic, perf_counter_ns
+from time import monotonic
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +19,7 @@ from hocket.errors import UsageError
 from hocket.ir import Schedule
 from hocket.runtime.execute import Execution, Parts
 from hocket.runtime.program import Entry, Program, Role
-from hocket.runtime.queues import QueueExecution, side_by_side, waiting
+from hocket.runtime.queues import OutOfTurn, QueueExecution, side_by_side
 from hocket.runtime.transport import Wire
 
 WINDOW = 8  # computing actions that the experiment looks ahead
@@ -101,7 +101,7 @@ class Unit(NamedTuple):
     flight: int  # change of the number of microbatches in flight
 
 
-class ReadyExecution(Execution):
+class ReadyExecution(OutOfTurn):
     """Runs whichever action is ready, the earliest in the order first.
 
     Never holds more microbatches in flight than the static order does at its peak: a forward may
@@ -110,7 +110,7 @@ class ReadyExecution(Execution):
     """
 
     def __init__(self, program: Program, parts: Parts, wire: WatchedWire | None) -> None:
-        super().__init__(waiting(program), parts, wire)
+        super().__init__(program, parts, wire)
         self.watched = wire
         self.units, self.rest = _units(self.program)
         levels = np.cumsum([u.flight for u in self.units])
@@ -118,9 +118,7 @@ class ReadyExecution(Execution):
 
     def run(self) -> None:
         """Runs every entry, actions out of order."""
-        n = len(self.calls)
-        self.begins, self.ends = [0] * n, [0] * n
-        self.times, self.start = [], perf_counter_ns()
+        self._clear()
         todo, done, posted = list(range(len(self.units))), set[int](), set[int]()
         flight = 0
         while todo:
@@ -138,23 +136,12 @@ class ReadyExecution(Execution):
 
     def _do(self, entries: tuple[int, ...]) -> None:
         for i in entries:
-            self._entry = i
-            call, mb = self.calls[i]
-            self.begins[i] = perf_counter_ns()
-            call(mb)
-            self.ends[i] = perf_counter_ns()
-            self.times.append(self.ends[i])
-
-    @property
-    def spans(self) -> np.ndarray:
-        """Start and end of each entry, `[entry, 2]`."""
-        return np.array([self.begins, self.ends], dtype=np.int64).T
+            self._entry(i)
 
     @property
     def current(self) -> Entry | None:
         """The entry that runs now, or that failed."""
-        done = len(self.times) == len(self.calls)
-        return None if done else self.program.entries[self._entry]
+        return next(iter(self._running), None)
 
     def _next(self, todo: list[int], done: set[int], posted: set[int], flight: int) -> int:
         """The first ready unit; waits for a message where there is none."""

@@ -15,6 +15,8 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from torch.distributed import PrefixStore
+
 from hocket.deps import PARTNER
 from hocket.errors import RunError
 from hocket.ir import action_of
@@ -75,7 +77,7 @@ class _Notes:
     """What ranks leave each other in the store of a process group."""
 
     def __init__(self, store: Any, prefix: str) -> None:
-        self.store, self.prefix = store, prefix
+        self.store: Any = None if store is None else PrefixStore(prefix, store)
         self.gone = store is None  # also once the store has died with its rank
 
     def _ask(self, call: Callable[[], Any]) -> Any:
@@ -89,8 +91,7 @@ class _Notes:
             return None
 
     def _get(self, key: str) -> bytes | None:
-        name = f"{self.prefix}/{key}"
-        return self._ask(lambda: self.store.get(name) if self.store.check([name]) else None)
+        return self._ask(lambda: self.store.get(key) if self.store.check([key]) else None)
 
 
 class Board(_Notes):
@@ -105,8 +106,7 @@ class Board(_Notes):
 
     def first(self, record: dict[str, Any]) -> dict[str, Any]:
         """Leaves a record of the failure unless there is one; returns the one that stands."""
-        key = f"{self.prefix}/failed"
-        text = self._ask(lambda: self.store.compare_set(key, "", json.dumps(record)))
+        text = self._ask(lambda: self.store.compare_set("failed", "", json.dumps(record)))
         return record if text is None else json.loads(text)
 
     def failed(self, wait: float = 0.0) -> dict[str, Any] | None:
@@ -120,7 +120,7 @@ class Board(_Notes):
 
     def say(self, rank: int, where: dict[str, Any]) -> None:
         """Leaves word of where a rank has been standing still."""
-        self._ask(lambda: self.store.set(f"{self.prefix}/at/{rank}", json.dumps(where)))
+        self._ask(lambda: self.store.set(f"at/{rank}", json.dumps(where)))
 
     def heard(self, rank: int) -> dict[str, Any] | None:
         """What a rank said last."""
@@ -138,17 +138,16 @@ class Roll(_Notes):
         super().__init__(store, f"hocket/roll/{zlib.crc32(repr([*names]).encode()):x}")
         self.names, self.own = names, own
         self._start = time.monotonic()
-        self._count = self._ask(lambda: store.add(f"{self.prefix}/{own}", 1)) or 0
+        self._count = self._ask(lambda: self.store.add(str(own), 1)) or 0
         self._before = self._get("ended")
 
     def end(self, text: str) -> None:
         """Writes down why a pipeline on these ranks has ended, and their group with it."""
-        self._ask(lambda: self.store.set(f"{self.prefix}/ended", text))
+        self._ask(lambda: self.store.set("ended", text))
 
     def _absent(self) -> list[int]:
         """The ranks that came less often than this one."""
-        keys = {r: f"{self.prefix}/{r}" for r in self.names}
-        counts = {r: self._ask(lambda key=key: self.store.add(key, 0)) for r, key in keys.items()}
+        counts = {r: self._ask(lambda r=r: self.store.add(str(r), 0)) for r in self.names}
         return [r for r, n in counts.items() if n is not None and n < self._count]
 
     def missing(self, error: str, timeout: float) -> tuple[str, int | None]:

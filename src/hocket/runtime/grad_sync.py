@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hocket.runtime.copies import Copies, exchange, like, plain
+from hocket.runtime.copies import Copies, align, exchange, like, plain
 from hocket.runtime.session import Session
-
-BUCKET = 25 << 20  # bytes of one all-reduce
 
 
 class GradientSync:
@@ -53,18 +52,14 @@ class GradientSync:
     def sum(self) -> None:
         """Sums the step's gradients over all copies, in the order of the ranks everywhere."""
         with torch.no_grad():
-            parts = {
-                ranks: [_local_sum(members) for members in bundle]
-                for ranks, bundle in self.bundles.items()
-            }
-            for ranks, every in self._exchange(parts).items():
-                total = every[0].clone()
-                for other in every[1:]:
-                    total += other
+            packed = {ranks: _packed(bundle) for ranks, bundle in self.bundles.items()}
+            for ranks, every in exchange(self.session, self.tag, packed).items():
                 bundle = self.bundles[ranks]
-                for members, value in zip(bundle, _unpack(total, bundle), strict=True):
+                parts = _parted(sum(every[1:], every[0]), [members[0] for members in bundle])
+                for members, part in zip(bundle, parts, strict=True):
                     for p in members:
-                        p.grad = None if value is None else like(p, value.clone())
+                        copied = None if part is None else part.to(p.device, p.dtype, copy=True)
+                        p.grad = None if copied is None else like(p, copied)
 
     def average(self) -> None:
         """Makes the gradients their mean over the replicas."""
@@ -79,29 +74,15 @@ class GradientSync:
 
     def align(self) -> None:
         """Gives every copy the values of the first one: lowest rank, lowest stage."""
+        first = {
+            ranks: [members[0] for members in bundle] for ranks, bundle in self.bundles.items()
+        }
         with torch.no_grad():
-            parts = {
-                ranks: [plain(members[0].detach()) for members in bundle]
-                for ranks, bundle in self.bundles.items()
-            }
-            for ranks, every in self._exchange(parts).items():
-                bundle = self.bundles[ranks]
-                for members, value in zip(bundle, _unpack(every[0], bundle), strict=True):
-                    for p in members:
-                        assert value is not None
-                        here = plain(p.detach())
-                        here.copy_(value.view_as(here))
-
-    def _exchange(
-        self, parts: Mapping[tuple[int, ...], Sequence[Tensor | None]]
-    ) -> dict[tuple[int, ...], list[Tensor]]:
-        packed = {ranks: _pack(some, self.bundles[ranks]) for ranks, some in parts.items()}
-        return exchange(self.session, self.tag, packed)
-
-
-def _local_sum(members: list[Tensor]) -> Tensor | None:
-    grads = [plain(_placed(p, p.grad)) for p in members if p.grad is not None]
-    return sum(grads[1:], grads[0]) if grads else None
+            align(self.session, self.tag, first)
+            for bundle in self.bundles.values():
+                for one, *others in bundle:
+                    for p in others:
+                        plain(p.detach()).copy_(plain(one.detach()))
 
 
 def _placed(p: Any, grad: Any) -> Tensor:
@@ -111,27 +92,23 @@ def _placed(p: Any, grad: Any) -> Tensor:
     return grad
 
 
-def _pack(parts: Sequence[Tensor | None], bundle: Sequence[Sequence[Tensor]]) -> Tensor:
-    """One flat CPU tensor: the parts in float64 or their own type, then which are there."""
-    dtype = bundle[0][0].dtype
+def _packed(bundle: Sequence[Sequence[Tensor]]) -> Tensor:
+    """One flat CPU tensor: the gradients of all members of each group, and which there are."""
+    dtype = reduce(torch.promote_types, {members[0].dtype for members in bundle})
+    flat, there = [], []
     for members in bundle:
-        dtype = torch.promote_types(dtype, members[0].dtype)
-    flat = [
-        torch.zeros(plain(members[0]).numel(), dtype=dtype) if part is None
-        else part.detach().reshape(-1).to("cpu", dtype)
-        for part, members in zip(parts, bundle, strict=True)
-    ]  # fmt: skip
-    there = torch.tensor([float(part is not None) for part in parts], dtype=dtype)
-    return torch.cat([*flat, there])
+        grads = [plain(_placed(p, p.grad)) for p in members if p.grad is not None]
+        total = sum(grads[1:], grads[0]) if grads else torch.zeros_like(plain(members[0]))
+        flat.append(total.detach().reshape(-1).to("cpu", dtype))
+        there.append(float(bool(grads)))
+    return torch.cat([*flat, torch.tensor(there, dtype=dtype)])
 
 
-def _unpack(total: Tensor, bundle: Sequence[Sequence[Tensor]]) -> list[Tensor | None]:
-    sizes = [plain(members[0]).numel() for members in bundle]
-    *flat, there = total.split([*sizes, len(bundle)])
-    return [
-        part.to(members[0].device, members[0].dtype) if present else None
-        for part, members, present in zip(flat, bundle, (there > 0).tolist(), strict=True)
-    ]
+def _parted(flat: Tensor, parameters: Sequence[Tensor]) -> list[Tensor | None]:
+    """The gradients of parameters out of a flat tensor that ends with how many had each."""
+    sizes = [plain(p).numel() for p in parameters]
+    *parts, there = flat.split([*sizes, len(sizes)])
+    return [part if n else None for part, n in zip(parts, (there > 0).tolist(), strict=True)]
 
 
 def shared_by_replicas(p: Tensor) -> bool:
@@ -140,38 +117,28 @@ def shared_by_replicas(p: Tensor) -> bool:
 
 
 def average(parameters: Iterable[Tensor], group: Any, wait: Any) -> None:
-    """Replaces gradients by their mean over a group of replicas, one all-reduce a bucket.
+    """Replaces gradients by their mean over a group of replicas, one all-reduce per dtype.
 
     A parameter without gradient on every replica stays without; on some counts as zero there. One
     that only this replica has met the rows of all of them: its gradient is divided by their number.
     """
-    buckets: list[list[Tensor]] = []
-    room: dict[tuple[torch.dtype, torch.device], tuple[list[Tensor], int]] = {}
+    kinds: dict[tuple[torch.dtype, torch.device], list[Tensor]] = {}
     for p in parameters:
-        if not p.requires_grad:
-            continue
-        if not shared_by_replicas(p):
-            if p.grad is not None:
-                p.grad /= group.size()
-            continue
-        bucket, used = room.get((p.dtype, p.device), ([], BUCKET))
-        if used + p.nbytes > BUCKET:
-            bucket, used = [], 0
-            buckets.append(bucket)
-        bucket.append(p)
-        room[p.dtype, p.device] = (bucket, used + p.nbytes)
+        if p.requires_grad and shared_by_replicas(p):
+            kinds.setdefault((p.dtype, p.device), []).append(p)
+        elif p.requires_grad and p.grad is not None:
+            p.grad /= group.size()
     flats = []
-    for bucket in buckets:
-        there = torch.tensor([float(p.grad is not None) for p in bucket]).to(plain(bucket[0]))
+    for some in kinds.values():
+        there = torch.tensor([float(p.grad is not None) for p in some]).to(plain(some[0]))
         parts = [
             torch.zeros_like(plain(p)) if p.grad is None else plain(_placed(p, p.grad))
-            for p in bucket
+            for p in some
         ]
         flats.append(torch.cat([*(part.reshape(-1) for part in parts), there]).detach())
     works = [group.allreduce([flat]) for flat in flats]
-    for work, flat, bucket in zip(works, flats, buckets, strict=True):
+    for work, flat, some in zip(works, flats, kinds.values(), strict=True):
         wait(work)
-        *parts, there = flat.split([*(plain(p).numel() for p in bucket), len(bucket)])
-        for p, part, present in zip(bucket, parts, (there > 0).tolist(), strict=True):
-            if present:
+        for p, part in zip(some, _parted(flat, some), strict=True):
+            if part is not None:
                 p.grad = like(p.detach(), part / group.size())

@@ -57,9 +57,10 @@ class Pipeline:
     called with output and target of a microbatch on the rank of its last stage; a mean over its
     rows (and positions, where there are slices). If it is a module with parameters, it counts as
     one stage after the last. group: the process group of the pipeline, in which rank r is rank r
-    of the schedule (left out: the default group; none for one rank). dispatch: "receive" waits for
-    a message where its consumer stands, "gate" lets threads wait and starts an action once it is
-    ready, "ready" takes actions out of order; these run the queues of a rank one after the other.
+    of the schedule (left out: the default group; none for one rank). Ranks leave word of a failure
+    in the default group's store, or in a group's own attribute `store`. dispatch: "receive" waits
+    for a message where its consumer stands, "gate" lets threads wait and starts an action once it
+    is ready, "ready" takes actions out of order; these run a rank's queues one after the other.
     "queues" runs each in a thread of its own, and is what is taken where ranks have several and
     nothing is asked for (else "receive"). verify: compare the first step with the unpipelined
     model. timeout: seconds that one message may take. data_parallel: the process group of this
@@ -68,9 +69,8 @@ class Pipeline:
     groups of (stage, parameter name) that share one weight; their gradients are summed. seed:
     random numbers depend on (seed, step, layer, microbatch, replica) alone, so that dropout does
     not depend on schedule or placement; a module with `draws = False` says that it needs none,
-    others take turns where queues run side by side. store: where ranks leave word of a failure
-    (left out: the default group's store). A module may bring its own split of the backward: a
-    method `split_plan` that returns what `hocket.runtime.split.prepare` returns.
+    others take turns where queues run side by side. A module may bring its own split of the
+    backward: a method `split_plan` that returns what `hocket.runtime.split.prepare` returns.
 
     Public attributes: `modules` by stage, `hooks` (a list of `Hooks`), `lowered` (the order with
     its messages), `wire` (what carries them), `split_plans` (by stage, whose gradients are put off
@@ -94,7 +94,6 @@ class Pipeline:
         data_parallel: Any = None,
         tied: Tied | None = None,
         seed: int | None = None,
-        store: Any = None,
     ) -> None:
         self.schedule, self.modules, self.loss = schedule, dict(sorted(stages.items())), loss
         self.hooks: list[Hooks] = []
@@ -114,7 +113,7 @@ class Pipeline:
             "layers": {str(s): n_layers(module) for s, module in self.modules.items()},
             "shared": self._parameters.in_words(),
         }
-        prepared, every = session.meet(self._prepare, describe(schedule, settings), own, store)
+        prepared, every = session.meet(self._prepare, describe(schedule, settings), own)
         self.lowered, evaluation = prepared
         split = orders.split_stages(schedule)
         self.split_plans = {s: plan_of(s, m) for s, m in self.modules.items() if s in split}

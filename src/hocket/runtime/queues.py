@@ -41,7 +41,38 @@ class _Unit(NamedTuple):
     awaited: bool
 
 
-class QueueExecution(Execution):
+class OutOfTurn(Execution):
+    """Entries that may run in another order or at the same time: each has a start of its own."""
+
+    def __init__(self, program: Program, parts: Parts, wire: Any = None) -> None:
+        super().__init__(waiting(program), parts, wire)
+        self._clear()
+
+    def _clear(self) -> None:
+        n = len(self.calls)
+        self.begins, self.ends, self.times = [0] * n, [0] * n, []
+        self.start = perf_counter_ns()
+
+    def _entry(self, i: int) -> None:
+        call, mb = self.calls[i]
+        self.begins[i] = perf_counter_ns()
+        call(mb)
+        self.ends[i] = end = perf_counter_ns()
+        self.times.append(end)
+
+    @property
+    def spans(self) -> np.ndarray:
+        """Start and end of each entry, nanoseconds, `[entry, 2]`."""
+        return np.array([self.begins, self.ends], dtype=np.int64).T
+
+    @property
+    def _running(self) -> list[Entry]:
+        """The entries that have begun and not ended."""
+        times = zip(self.program.entries, self.begins, self.ends, strict=True)
+        return [entry for entry, begin, end in times if begin and not end]
+
+
+class QueueExecution(OutOfTurn):
     """Runs every queue of the rank in a thread of its own, each in its own order.
 
     A send or receive runs in the thread of the queue on which it stands. Backwards of stages on
@@ -54,7 +85,7 @@ class QueueExecution(Execution):
     """
 
     def __init__(self, program: Program, parts: Parts, wire: Any = None) -> None:
-        super().__init__(waiting(program), parts, wire)
+        super().__init__(program, parts, wire)
         found = _stage_on_two(program.schedule)
         if found is not None:
             raise RunError(
@@ -65,8 +96,6 @@ class QueueExecution(Execution):
         self._take_turns()
         if wire is not None and not wire.tagged:
             _refuse_mixed(self.program)
-        self.begins: list[int] = []
-        self.ends: list[int] = []
         self._changed = threading.Condition()
         self._done: set[int] = set()
         self._left = 0
@@ -93,11 +122,9 @@ class QueueExecution(Execution):
 
         After a failure the others may still wait for a message: break the connections, then `end`.
         """
-        n = len(self.calls)
-        self.begins, self.ends = [0] * n, [0] * n
-        self.times, self._done, self._failed, self._threads = [], set(), [], []
+        self._done, self._failed, self._threads = set(), [], []
         self._left = len(self.lines)
-        self.start = perf_counter_ns()
+        self._clear()
         if len(self.lines) == 1:
             self._line(0)
         elif self.lines:
@@ -174,27 +201,13 @@ class QueueExecution(Execution):
             self._failed.append((None if i is None else self.program.entries[i], error))
             self._changed.notify_all()
 
-    def _entry(self, i: int) -> None:
-        call, mb = self.calls[i]
-        self.begins[i] = perf_counter_ns()
-        call(mb)
-        self.ends[i] = end = perf_counter_ns()
-        self.times.append(end)
-
-    @property
-    def spans(self) -> np.ndarray:
-        """Start and end of each entry, nanoseconds, `[entry, 2]`."""
-        return np.array([self.begins, self.ends], dtype=np.int64).T
-
     @property
     def current(self) -> Entry | None:
         """The entry that failed; else one that runs now, rather than one that waits."""
         if self._failed:
             return self._failed[0][0]
-        entries = self.program.entries
-        open_ = [e for e, a, b in zip(entries, self.begins, self.ends, strict=True) if a and not b]
-        open_.sort(key=lambda e: e.role in (Role.WAIT, Role.RELEASE))
-        return open_[0] if open_ else None
+        waits = (Role.WAIT, Role.RELEASE)
+        return min(self._running, key=lambda entry: entry.role in waits, default=None)
 
 
 def waiting(program: Program) -> Program:

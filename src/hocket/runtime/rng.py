@@ -10,6 +10,7 @@ import threading
 import warnings
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
+from hashlib import blake2b
 
 import torch
 from torch import nn
@@ -19,9 +20,6 @@ from hocket.runtime.split import is_compiled
 from hocket.runtime.stage import Stage
 
 _LOCK = threading.RLock()  # the default generator is one for all threads
-_MASK = (1 << 64) - 1
-
-
 Layer = tuple[int, int, int]
 
 
@@ -65,14 +63,9 @@ def _is_leaf(module: nn.Module) -> bool:
 
 
 def key(seed: int, *parts: int) -> int:
-    """A well-mixed 63-bit number from a seed and counters. Source: SplitMix64 (Steele, 2014)."""
-    state = seed & _MASK
-    for part in parts:
-        state = (state ^ (part + 0x9E3779B97F4A7C15)) & _MASK
-        state = ((state ^ (state >> 30)) * 0xBF58476D1CE4E5B9) & _MASK
-        state = ((state ^ (state >> 27)) * 0x94D049BB133111EB) & _MASK
-        state ^= state >> 31
-    return state >> 1
+    """A well-mixed 63-bit number from a seed and counters."""
+    digest = blake2b(repr((seed, *parts)).encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1
 
 
 class Keys:

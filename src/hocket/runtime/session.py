@@ -45,10 +45,11 @@ class Session:
         self.hosts: list[str] = []
         self.running: Execution | None = None
         self._board = Board(None, "")
-        self._roll = Roll(None, self.names, self.names[self.rank])
         self._phase = self._broken = ""
         wires = [replicas, None if self.wire is None else self.wire.group]
         self._break = partial(_break, [one for one in wires if one is not None])
+        stores = (getattr(one, "store", None) for one in (group, replicas))
+        self._store = next((store for store in stores if store is not None), None)
 
     @property
     def tagged(self) -> bool:
@@ -61,13 +62,11 @@ class Session:
         return 0 if self.replicas is None else self.replicas.rank()
 
     def meet(
-        self, prepare: Callable[[], Any], same: Mapping[str, str], own: Mapping[str, Any],
-        store: Any,
-    ) -> tuple[Any, list[dict[str, Any]]]:  # fmt: skip
+        self, prepare: Callable[[], Any], same: Mapping[str, str], own: Mapping[str, Any]
+    ) -> tuple[Any, list[dict[str, Any]]]:
         """What `prepare` returns, and the `own` words of every rank; collective.
 
-        same: what must be equal on all ranks, in words. store: where failures are written down;
-        None: the store of the default group.
+        same: what must be equal on all ranks, in words.
 
         Raises: RunError where ranks differ or one of them cannot run; a HocketError of `prepare`
         that is the same on all ranks.
@@ -83,10 +82,9 @@ class Session:
             "token": secrets.token_hex(8), **own,
         }  # fmt: skip
         alone = self.wire is None and self.replicas is None
-        if store is None and not alone and torch.distributed.is_initialized():
-            store = torch.distributed.distributed_c10d._get_default_store()
-        if store is not None:
-            self._roll = Roll(store, self.names, self.names[self.rank])
+        if self._store is None and not alone and torch.distributed.is_initialized():
+            self._store = torch.distributed.distributed_c10d._get_default_store()
+        self._roll = Roll(self._store, self.names, self.names[self.rank])
         every = [
             json.loads(raw) for raw in self._together(json.dumps(words).encode(), self.exchange)
         ]
@@ -99,7 +97,7 @@ class Session:
         self.hosts, token = [s["host"] for s in every], every[0]["token"]
         if self.replicas is not None:  # all of them look at one board
             token = self._together(token.encode(), self.exchange_with_replicas)[0].decode()
-        self._watch_for_failures(store, token)
+        self._watch_for_failures(token)
         return prepared[0], every
 
     def _together(self, words: bytes, exchange: Callable[[bytes], list[bytes]]) -> list[bytes]:
@@ -130,10 +128,10 @@ class Session:
         """Waits for a transfer of any group, `timeout` seconds at most."""
         work.wait(timedelta(seconds=self.timeout))
 
-    def _watch_for_failures(self, store: Any, token: str) -> None:
+    def _watch_for_failures(self, token: str) -> None:
         own = self.names[self.rank]
-        if store is not None:
-            self._board = Board(store, f"hocket/{token}", _others(self.replicas, own, self.size))
+        others = _others(self.replicas, own, self.size)
+        self._board = Board(self._store, f"hocket/{token}", others)
         period = min(self.timeout / 6, 5.0)
         self._watch = Watch(self, self._board, own, period, self._break, _where(self))
         if self.wire is not None:

@@ -82,7 +82,7 @@ def prepare(module: nn.Module) -> SplitPlan:
         if reason is None:
             calls.append(_Forward(part, slot))
     for call in calls:
-        call.install()
+        call._module.forward = call
     return SplitPlan(tuple(deferred), MappingProxyType(whole), slot, tuple(calls))
 
 
@@ -118,15 +118,6 @@ class SplitPlan:
     """Name -> reason of every other parameter: its gradient comes in I."""
     _slot: _Slot = field(repr=False)
     _calls: tuple[_Forward, ...] = field(repr=False)
-
-    @contextlib.contextmanager
-    def forward(self) -> Generator[None, None, None]:
-        """Bracket one forward of the stage.
-
-        Nothing is needed here at present, so that checkpoints may recompute outside of it.
-        """
-        self._slot.check_open()
-        yield
 
     @contextlib.contextmanager
     def input_backward(self) -> Generator[PendingWeights, None, None]:
@@ -371,9 +362,6 @@ class _Forward:
     def __init__(self, module: nn.Module, slot: _Slot | None = None) -> None:
         self._module: Any = module
         self._slot = slot
-
-    def install(self) -> None:
-        self._module.forward = self
 
     def remove(self) -> None:
         self._slot = None

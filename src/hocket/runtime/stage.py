@@ -118,11 +118,9 @@ class Stage:
         """The output; the gradient mode is the caller's."""
         value, self.inputs[mb] = self.inputs[mb], None
         assert value is not None, f"{self.index}F{mb} has no input"
-        if self.plan is None and self.keys is None:
+        if self.keys is None:
             return self._call(value[0], mb)
-        around = self.keys(mb) if self.keys is not None else _NOTHING
-        forward = self.plan.forward() if self.plan is not None else _NOTHING
-        with around, forward:
+        with self.keys(mb):
             return self._call(value[0], mb)
 
     def _call(self, value: Any, mb: int) -> Any:

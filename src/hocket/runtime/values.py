@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from hocket.errors import RunError
 
@@ -209,21 +210,12 @@ def _put(structure: Structure, tensors: Any) -> Any:
 
 def map_tensors(value: Any, fn: Callable[[Tensor], Tensor]) -> Any:
     """The value with `fn` applied to its tensors; parts of other kinds stay as they are."""
-    if isinstance(value, Tensor):
-        return fn(value)
-    if isinstance(value, tuple | list):
-        made = [map_tensors(v, fn) for v in value]
-        return made if isinstance(value, list) else tuple(made)
-    if isinstance(value, dict):
-        return {k: map_tensors(v, fn) for k, v in value.items()}
-    return value
+    return fn(value) if isinstance(value, Tensor) else tree_map_only(Tensor, fn, value)
 
 
 def tensors_of(value: Any) -> list[Tensor]:
     """The tensors in a value, from left to right."""
-    found: list[Tensor] = []
-    map_tensors(value, lambda t: found.append(t) or t)
-    return found
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
 
 
 def arguments(value: Any, **more: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
