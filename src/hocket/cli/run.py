@@ -10,7 +10,8 @@ from hocket.cli.arguments import Verb, option, part
 from hocket.cli.output import check_writable
 from hocket.cli.selection import Selection, beside
 from hocket.cli.training import Training, everywhere
-from hocket.train.settings import SLEEP, Order, Settings
+from hocket.errors import UsageError
+from hocket.train.settings import SLEEP, Order, Saving, Settings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,6 +26,14 @@ class Options:
     )  # fmt: skip
     trace: str | None = option("--trace FILE", "write predicted and measured as one trace")
     costs: str | None = option("--costs FILE", "predict from these costs (default: from this run)")
+    save: str | None = option(
+        "--save DIR", "write checkpoints there; the last two are kept", heading="checkpoints"
+    )
+    every: int = option("--every N", "after every N steps, and the last (default: 10)", default=10)
+    resume: bool = option(
+        "--resume", "go on from the newest that is not damaged, also with another schedule or "
+        "number of ranks; --steps counts the steps before, too", default=False,
+    )  # fmt: skip
     json: bool = False
 
 
@@ -34,7 +43,14 @@ def settings_of(options: Options) -> Settings:
     others = [Order(word, beside(word, first, selection.sizes.v)) for word in options.beside]
     check_writable(options.trace)
     orders = [Order(selection.schedule, first), *others]
-    return options.training.settings(orders, 20, trace=options.trace, costs=options.costs)
+    if options.resume and options.save is None:
+        raise UsageError("--resume needs --save DIR, the folder of the checkpoints")
+    if options.save is not None and others:
+        raise UsageError("--save is for one order; leave --beside out")
+    saving = Saving(options.save, options.every, options.resume) if options.save else None
+    return options.training.settings(
+        orders, 20, trace=options.trace, costs=options.costs, saving=saving
+    )
 
 
 def run(options: Options, **more: Any) -> int:
@@ -74,6 +90,8 @@ def _text(result: dict[str, Any]) -> str:
     if result["queues"] > result["p"] and result["dispatch"] != "queues":
         text += "\n\nThe queues of a rank ran one after the other; "
         text += "--dispatch queues is side by side."
+    if result["checkpoint"]:
+        text += f"\n\ncheckpoint: {result['checkpoint']} (--resume goes on from it)"
     if result["trace"]:
         trace = result["trace"]
         text += f"\n\ntrace: {trace} (predicted and measured; open it at ui.perfetto.dev)"

@@ -86,6 +86,8 @@ class Training:
                 f"--nproc is {out.nproc}, but the schedule has {p} rank{'s' * (p > 1)}; give a "
                 f"multiple of {p} or leave it out"
             )
+        if out.saving is not None:
+            out.saving.check()
         if out.steps < 1:
             raise UsageError(f"--steps is {out.steps}; it must be 1 or more")
         if out.batch < m:
@@ -191,6 +193,7 @@ def everywhere(
             result = launch(
                 work, settings.nproc, (settings,), settings.timeout,
                 listen=progress.step, device=settings.device,
+                preload=["hocket.train.saving"] if settings.saving else [],
             )[0]  # fmt: skip
     except RunError as error:
         progress.end()
@@ -214,8 +217,12 @@ class Progress:
         self.in_place = sys.stdout.isatty()
         self.open = False
 
-    def step(self, news: tuple[Any, ...]) -> None:
-        """Shows (step, loss, seconds of each order)."""
+    def step(self, news: tuple[Any, ...] | str) -> None:
+        """Shows (step, loss, seconds of each order), or a sentence."""
+        if isinstance(news, str):
+            self.end()
+            warn(news)
+            return
         if self.quiet:
             return
         index, loss, *seconds = news

@@ -108,11 +108,16 @@ class Experts(nn.Module):
 
     draws = False
 
-    def __init__(self, experts: list[nn.Module]) -> None:
+    def __init__(self, experts: list[nn.Module], stage: int, first: int) -> None:
         super().__init__()
-        self.experts = nn.ModuleList(experts)
+        self.experts, self.stage, self.first = nn.ModuleList(experts), stage, first
         for parameter in self.parameters():
             vars(parameter)["allreduce"] = False  # no other replica has it
+
+    def whole_name(self, name: str) -> str:
+        """A weight's name in the model: with the number of its expert among those of all ranks."""
+        experts, number, rest = name.split(".", 2)
+        return f"{self.stage}.{experts}.{self.first + int(number)}.{rest}"
 
     def forward(
         self, x: Tensor, rows: Tensor, gates: Tensor, order: Tensor, counts: Tensor, came: Tensor
@@ -165,8 +170,9 @@ def build(
         return Dispatch(wire)
     if phase == "mlp":
         every = [_filled(_expert(width), picks) for _ in range(experts)]
-        here, rank = experts // wire.size, 0 if group is None else group.rank()
-        return Experts(every[rank * here : (rank + 1) * here]).to(dtype)
+        here = experts // wire.size
+        first = 0 if group is None else group.rank() * here
+        return Experts(every[first : first + here], stage, first).to(dtype)
     last = Head(width) if stage == n_stages - 1 else nn.Identity()
     return _filled(Combine(wire, last), picks).to(dtype)
 

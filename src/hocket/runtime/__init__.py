@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from hocket.interop.torch.runtime import torch_schedule
+    from hocket.runtime.checkpoint import Checkpoints
     from hocket.runtime.pipeline import Hooks, Pipeline
 
 _HOME = {
+    "Checkpoints": "hocket.runtime.checkpoint",
     "Hooks": "hocket.runtime.pipeline",
     "Pipeline": "hocket.runtime.pipeline",
     "torch_schedule": "hocket.interop.torch.runtime",
 }
 
-__all__ = ["Hooks", "Pipeline", "torch_schedule"]
+__all__ = ["Checkpoints", "Hooks", "Pipeline", "torch_schedule"]
 
 
 def __getattr__(name: str) -> Any:

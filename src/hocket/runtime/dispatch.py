@@ -92,12 +92,10 @@ class WatchedWire(Wire):
 class Unit(NamedTuple):
     """A computing action with all that belongs to it."""
 
-    action: int
     needs: frozenset[int]  # units of the same rank
-    posts: tuple[int, ...]  # entries, as are the next three
-    waits: tuple[int, ...]
-    run: int
-    after: tuple[int, ...]
+    posts: list[int]  # entries, as are the next two
+    waits: list[int]
+    entries: list[int]  # that run together: waits, the action, what it sends and hands on
     flight: int  # change of the number of microbatches in flight
 
 
@@ -128,13 +126,13 @@ class ReadyExecution(OutOfTurn):
                     self._do(self.units[u].posts)
             u = self._next(todo, done, posted, flight)
             unit = self.units[u]
-            self._do((*unit.waits, unit.run, *unit.after))
+            self._do(unit.entries)
             todo.remove(u)
             done.add(u)
             flight += unit.flight
         self._do(self.rest)
 
-    def _do(self, entries: tuple[int, ...]) -> None:
+    def _do(self, entries: list[int]) -> None:
         for i in entries:
             self._entry(i)
 
@@ -172,31 +170,30 @@ class ReadyExecution(OutOfTurn):
         return True
 
 
-def _units(program: Program) -> tuple[list[Unit], tuple[int, ...]]:
-    """A program cut into units, and what comes after the last one: all sends are waited for."""
-    post_of = {e.action: i for i, e in enumerate(program.entries) if e.role is Role.POST}
-    runs = [i for i, e in enumerate(program.entries) if e.role is Role.RUN]
-    unit_of = {program.entries[i].action: u for u, i in enumerate(runs)}
-    rest = tuple(i for i, e in enumerate(program.entries) if e.role is Role.RELEASE)
+def _units(program: Program) -> tuple[list[Unit], list[int]]:
+    """The units of a program, and what comes after the last one: all sends are waited for."""
     units: list[Unit] = []
+    unit_of: dict[int, int] = {}
+    post_of: dict[int, int] = {}
     waits: list[int] = []
-    after: list[int] = []
-    made: list[tuple[int, tuple[int, ...], list[int]]] = []
+    rest: list[int] = []
     for i, entry in enumerate(program.entries):
-        if entry.role is Role.WAIT:
+        role, action = entry
+        if role is Role.POST:
+            post_of[action] = i
+        elif role is Role.WAIT:
             waits.append(i)
-        elif entry.role is Role.RUN:
-            after = []
-            made.append((i, tuple(waits), after))
+        elif role is Role.RELEASE:
+            rest.append(i)
+        elif role is Role.RUN:
+            needs = frozenset(unit_of[a] for a in program.local.get(action, ()))
+            posts = [post_of[program.entries[w].action] for w in waits]
+            took, freed = EFFECTS[program.action(entry).kind].of({"in_flight": 1})
+            unit_of[action] = len(units)
+            units.append(Unit(needs, posts, waits, [*waits, i], took - freed))
             waits = []
-        elif entry.role in (Role.HAND, Role.SEND):
-            after.append(i)
-    for i, before, behind in made:
-        action = program.entries[i].action
-        posts = tuple(post_of[program.entries[w].action] for w in before)
-        took, freed = EFFECTS[program.action(program.entries[i]).kind].of({"in_flight": 1})
-        needs = frozenset(unit_of[a] for a in program.local.get(action, ()) if a in unit_of)
-        units.append(Unit(action, needs, posts, before, i, tuple(behind), took - freed))
+        else:
+            units[-1].entries.append(i)
     return units, rest
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 from time import perf_counter_ns
 from typing import Any
 
-import numpy as np
 import torch
 
 from hocket.errors import RunError
@@ -40,12 +39,6 @@ def host() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return ""
-
-
-def exchange_spans(wire: Wire | None, size: int, spans: np.ndarray) -> list[np.ndarray]:
-    """The entries' times of every rank, `[entry, 2]` each; collective."""
-    raw = exchange(wire, size, np.ascontiguousarray(spans, dtype=np.int64).tobytes())
-    return [np.frombuffer(r, dtype=np.int64).reshape(-1, 2) for r in raw]
 
 
 def clock_offsets(wire: Wire | None, rank: int, hosts: list[str], tag: int) -> list[float]:

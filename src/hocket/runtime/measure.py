@@ -10,7 +10,7 @@ from hocket.deps import IS_WORK
 from hocket.ir import Array, Line, Schedule, kinds_of
 from hocket.measured import timeline_of
 from hocket.measured.clocks import messages_of, no_time_travel, until_received
-from hocket.runtime.handshake import clock_offsets, exchange_spans
+from hocket.runtime.handshake import clock_offsets
 from hocket.runtime.program import Role, programs
 from hocket.runtime.session import Session
 from hocket.timeline import Timeline
@@ -18,7 +18,8 @@ from hocket.timeline import Timeline
 
 def gather(schedule: Schedule, spans: Array, session: Session, tag: int) -> Timeline:
     """The measured timeline of a lowered schedule, of all ranks on one clock; collective."""
-    every = exchange_spans(session.wire, session.size, spans)
+    raw = session.exchange(np.ascontiguousarray(spans, dtype=np.int64).tobytes())
+    every = [np.frombuffer(own, dtype=np.int64).reshape(-1, 2) for own in raw]
     offsets = clock_offsets(session.wire, session.rank, session.hosts, tag)
     return timeline(schedule, every, offsets)
 

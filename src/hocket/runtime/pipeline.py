@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from hocket.runtime.dispatch import DISPATCH, chosen
 from hocket.runtime.execute import Execution
 from hocket.runtime.handshake import describe
 from hocket.runtime.measure import gather
+from hocket.runtime.names import parts, renamings
 from hocket.runtime.parameters import Parameters, Tied
 from hocket.runtime.rng import Keys, n_layers, warn_if_in_turn
 from hocket.runtime.session import Session
@@ -67,10 +68,11 @@ class Pipeline:
     rank's replicas; gradients become their mean (one of a parameter with `allreduce = False`, which
     only this replica has, is divided by their number: it must have met the rows of all). tied:
     groups of (stage, parameter name) that share one weight; their gradients are summed. seed:
-    random numbers depend on (seed, step, layer, microbatch, replica) alone, so that dropout does
-    not depend on schedule or placement; a module with `draws = False` says that it needs none,
-    others take turns where queues run side by side. A module may bring its own split of the
-    backward: a method `split_plan` that returns what `hocket.runtime.split.prepare` returns.
+    random numbers depend on (seed, step, layer, microbatch) alone, microbatches counted over all
+    replicas, so that dropout depends on no schedule or placement; a module with `draws = False`
+    says that it needs none, others take turns where queues run side by side. A module may bring its
+    own split of the backward: a method `split_plan` that returns what
+    `hocket.runtime.split.prepare` returns.
 
     Public attributes: `modules` by stage, `hooks` (a list of `Hooks`), `lowered` (the order with
     its messages), `wire` (what carries them), `split_plans` (by stage, whose gradients are put off
@@ -97,7 +99,7 @@ class Pipeline:
     ) -> None:
         self.schedule, self.modules, self.loss = schedule, dict(sorted(stages.items())), loss
         self.hooks: list[Hooks] = []
-        self.steps_done = 0
+        self.steps_done, self.seed = 0, seed
         self._reported = False  # a loss that is not finite
         self.dispatch = chosen(dispatch, schedule)
         make_wire, execute = DISPATCH[self.dispatch]
@@ -111,14 +113,19 @@ class Pipeline:
         settings = {"tied": self._parameters.tied, "seed": seed, "dispatch": self.dispatch}
         own = {
             "layers": {str(s): n_layers(module) for s, module in self.modules.items()},
+            "parts": parts(self._parameters.modules),
             "shared": self._parameters.in_words(),
         }
         prepared, every = session.meet(self._prepare, describe(schedule, settings), own)
         self.lowered, evaluation = prepared
+        self._renamings = renamings(
+            self._parameters.modules, [said["parts"] for said in every],
+            schedule.placement.n_stages,
+        )  # fmt: skip
         split = orders.split_stages(schedule)
         self.split_plans = {s: plan_of(s, m) for s, m in self.modules.items() if s in split}
         self._stages = self._stages_of(schedule, self.split_plans)
-        self._keys = None if seed is None else Keys(seed, self.device, session.replica)
+        self._keys = None if seed is None else Keys(seed, self.device, session.replica * schedule.m)
         if self._keys is not None:
             counts = {int(s): n for said in every for s, n in said["layers"].items()}
             self._keys.attach(self._stages, counts)
@@ -311,6 +318,49 @@ class Pipeline:
             )
         self._parameters.clip(max_norm, total, foreach)
         return total
+
+    # --- by the names of the whole model ----------------------------------------------------
+
+    def named_parameters(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """The parameters of this rank by their names in the whole model, whatever the partition.
+
+        A stage is a part of the model, or as many as an `nn.Sequential` has: `7.linear.weight` is
+        in the part that seven others come before. Names of a loss begin with `loss.`. A module
+        with a method `whole_name(name)` says itself what its weights are called.
+        """
+        for s, module in self._parameters.modules.items():
+            for name, p in module.named_parameters(remove_duplicate=False):
+                yield self._renamings[s](name), p
+
+    def state_dict(self) -> dict[str, Any]:
+        """Parameters and buffers of this rank, named as in `named_parameters`.
+
+        Raises: RunError for a name that two stages have.
+        """
+        out: dict[str, Any] = {}
+        for s, module in self._parameters.modules.items():
+            for name, value in module.state_dict().items():
+                whole = self._renamings[s](name)
+                if whole in out:
+                    raise RunError(f"stage {s} and one before it both have the name {whole!r}")
+                out[whole] = value
+        return out
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Takes this rank's parameters and buffers from a `state_dict`, which may hold others too.
+
+        Raises: RunError for one that is missing or does not fit.
+        """
+        for s, module in self._parameters.modules.items():
+            names = {name: self._renamings[s](name) for name in module.state_dict()}
+            missing = [whole for whole in names.values() if whole not in state]
+            if missing:
+                raise RunError(f"the state has no {missing[0]!r}, which stage {s} needs")
+            try:
+                module.load_state_dict({name: state[whole] for name, whole in names.items()})
+            except RuntimeError as error:
+                reason = str(error).splitlines()[-1].strip()
+                raise RunError(f"the state does not fit stage {s}: {reason}") from None
 
     # --- measured and verified --------------------------------------------------------------
 

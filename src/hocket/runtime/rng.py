@@ -69,14 +69,16 @@ def key(seed: int, *parts: int) -> int:
 
 
 class Keys:
-    """Seeds the generators before each layer from (seed, step, microbatch, replica, layer).
+    """Seeds the generators before each layer from (seed, step, microbatch, layer).
+
+    Microbatches are counted over all replicas; `first` is the number of this one's first.
 
     The generators' own state is restored after each stage. A layer that is called several times
     for one microbatch draws the same numbers each time, as a recomputed one must.
     """
 
-    def __init__(self, seed: int, device: torch.device, replica: int) -> None:
-        self.seed, self.device, self.replica = seed, device, replica
+    def __init__(self, seed: int, device: torch.device, first: int) -> None:
+        self.seed, self.device, self.first = seed, device, first
         self.step = 0
         self._key: int | None = None
 
@@ -107,7 +109,7 @@ class Keys:
             _LOCK,
             torch.random.fork_rng(devices=[self.device] if self.device.type == "cuda" else []),
         ):
-            self._key = key(self.seed, self.step, mb, self.replica)
+            self._key = key(self.seed, self.step, self.first + mb)
             try:
                 yield
             finally:

@@ -60,12 +60,14 @@ def launch(
     *,
     listen: Callable[[Any], None] | None = None,
     device: str = "cpu",
+    preload: Sequence[str] = (),
 ) -> list[Any]:
     """What `fn(*args)` returned on each of `nproc` local ranks, `[rank]`.
 
     On each rank the default process group exists (gloo on the CPU, NCCL on GPUs); `timeout` is
     how long its ranks wait for each other. With `listen`, `fn` gets a callable before its other
-    arguments; what it is called with is handed to `listen` in this process. `fn`, its arguments
+    arguments; what it is called with is handed to `listen` in this process. preload: modules that
+    ranks on the CPU need, imported once for all. `fn`, its arguments
     and results must be picklable, `fn` importable. All processes have ended when this returns or
     raises, and they end when this process does.
 
@@ -76,7 +78,7 @@ def launch(
         meeting = f"file://{folder}/ranks"
         context: Any = get_context("forkserver" if device == "cpu" else "spawn")
         if device == "cpu":
-            _start_server(context)
+            _start_server(context, preload)
         team = _Team(listen)
         try:
             for rank in range(nproc):
@@ -94,9 +96,9 @@ def launch(
         return team.results()
 
 
-def _start_server(context: Any) -> None:
+def _start_server(context: Any, preload: Sequence[str]) -> None:
     """Starts the server that ranks are forked from, deaf to Ctrl-C and with one thread."""
-    context.set_forkserver_preload(PRELOAD)
+    context.set_forkserver_preload([*PRELOAD, *preload])
     threads = os.environ.get("OMP_NUM_THREADS")
     os.environ["OMP_NUM_THREADS"] = "1"
     main = threading.current_thread() is threading.main_thread()

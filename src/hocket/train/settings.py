@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from hocket.errors import UsageError
 
 if TYPE_CHECKING:
     from hocket.ir import Schedule
@@ -19,6 +22,24 @@ class Order(NamedTuple):
 
     word: str
     schedule: Schedule
+
+
+class Saving(NamedTuple):
+    """Where a run's checkpoints are, after how many steps there is one, whether one is read."""
+
+    folder: str
+    every: int
+    resume: bool
+
+    def check(self) -> None:
+        """Raises UsageError for such a number, or where another run has its checkpoints."""
+        if self.every < 1:
+            raise UsageError(f"--every is {self.every}; it must be 1 or more")
+        if not self.resume and any(Path(self.folder).glob("step-*")):
+            raise UsageError(
+                f"{self.folder} holds checkpoints already; go on from them with --resume, or give "
+                "another folder"
+            )
 
 
 @dataclass(frozen=True)
@@ -44,6 +65,7 @@ class Settings:
     device: str
     trace: str | None = None
     costs: str | None = None
+    saving: Saving | None = None
 
     @property
     def replicas(self) -> int:

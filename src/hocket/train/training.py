@@ -24,6 +24,7 @@ from hocket.errors import UsageError
 from hocket.ir import kinds_of
 from hocket.measured.readings import Link
 from hocket.runtime import Hooks, Pipeline
+from hocket.runtime.values import map_tensors
 from hocket.timeline import Timeline
 from hocket.train.ab_compare import turns
 from hocket.train.link_probe import links
@@ -37,7 +38,7 @@ LEFT_OUT = ("size", "stage", "n_stages", "step", "slices", "group")  # what the 
 
 
 class Task(NamedTuple):
-    """What is trained. `build(stage)` makes a module, `batch(step)` gives inputs and targets.
+    """What is trained. `build(stage)` makes a module, `batch(step)` the rows of all replicas.
 
     Also a module that draws its weights without asking for the seed is the same on every rank.
     """
@@ -87,7 +88,7 @@ def task_from(settings: Settings, *, slices: int | None = None, group: Any = Non
     return Task(
         build=seeded,
         loss=loss,
-        batch=lambda step: batch(step, settings.batch, **batch_options),
+        batch=lambda step: batch(step, settings.batch * settings.replicas, **batch_options),
     )
 
 
@@ -181,6 +182,23 @@ class Adam:
                     p.addcdiv_(mean, scale, value=-self.lr / first)
                     p.grad = None
 
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        """One group, as torch's optimizers have them."""
+        return [{"params": [p for p, _, _ in self.moments]}]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Moments and steps, in the form of torch's optimizers."""
+        states = {i: {"mean": m, "square": s} for i, (_, m, s) in enumerate(self.moments)}
+        return {"state": states, "param_groups": [{"steps": self.steps, "params": [*states]}]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Takes in what a `state_dict` had; the learning rate stays."""
+        for i, (_, mean, square) in enumerate(self.moments):
+            mean.copy_(state["state"][i]["mean"])
+            square.copy_(state["state"][i]["square"])
+        self.steps = state["param_groups"][0]["steps"]
+
 
 @dataclass(frozen=True)
 class Run:
@@ -231,9 +249,9 @@ class Trainer:
     def step(self, index: int) -> tuple[float, float, float]:
         """The loss of one training step, and seconds: `inside` and `aside` of a `Run`.
 
-        Every replica takes a batch of its own. With several orders, all ranks begin together.
+        With several orders, all ranks begin together.
         """
-        batch = self.task.batch(index * self.settings.replicas + self.replica)
+        batch = self._batch(index)
         if len(self.settings.orders) > 1:
             self.pipeline.guard(torch.distributed.barrier, "the barrier before the step")
         started, others = perf_counter(), process_time() - thread_time()
@@ -243,6 +261,11 @@ class Trainer:
             torch.distributed.all_reduce(loss, group=self.replicas)
         self.optimizer.step()
         return float(loss) / self.settings.replicas, inside, aside
+
+    def _batch(self, index: int) -> tuple[Any, Any]:
+        """This replica's rows of the batch of a step, which is the same for any number of them."""
+        n, batch = self.settings.replicas, self.task.batch(index)
+        return map_tensors(batch, lambda t: t.tensor_split(n)[self.replica] if t.dim() else t)
 
     def calls_seen(self) -> dict[int, list[Call]]:
         """The arguments of a forward of each stage, from one step whose gradients are dropped.
@@ -257,7 +280,7 @@ class Trainer:
 
         hooks = Hooks(before_forward=keep)
         self.pipeline.hooks.append(hooks)
-        self.pipeline.step(*self.task.batch(0))
+        self.pipeline.step(*self._batch(0))
         self.pipeline.hooks.remove(hooks)
         for module in self.modules.values():
             module.zero_grad()
@@ -299,15 +322,19 @@ def warm(steps: int) -> int:
     return min(WARM, steps - 1)
 
 
-def run(trainers: Sequence[Trainer], shown: Callable[..., None], kept: int = KEPT) -> list[Run]:
+def run(
+    trainers: Sequence[Trainer], shown: Callable[..., None], kept: int = KEPT, *,
+    start: int = 0, after: Callable[[int], None] | None = None,
+) -> list[Run]:  # fmt: skip
     """All steps of each trainer, one step of each in turn; who begins changes with every step.
 
     `shown(step, loss, seconds, ...)` is called after each: the loss of the first, seconds of all.
+    start: the number of steps that are done already. after: called with how many are done.
     """
     steps = trainers[0].settings.steps
-    first = max(warm(steps), steps - kept)
+    first = max(start + warm(steps - start), steps - kept)
     runs = [Run([], [], [], [], []) for _ in trainers]
-    for index in range(steps):
+    for index in range(start, steps):
         for i in turns(index, len(trainers)):
             started = perf_counter()
             loss, inside, aside = trainers[i].step(index)
@@ -318,6 +345,8 @@ def run(trainers: Sequence[Trainer], shown: Callable[..., None], kept: int = KEP
             if index >= first:
                 runs[i].timelines.append(flat(trainers[i].pipeline.gather_timeline()))
         shown(index, runs[0].losses[-1], *(one.seconds[-1] for one in runs))
+        if after is not None:
+            after(index + 1)
     return runs
 
 

@@ -34,11 +34,17 @@ class Outcome(NamedTuple):
 
 def train(tell: Tell, settings: Settings) -> dict[str, Any] | None:
     """All of a run on one rank; rank 0 returns what is to be shown."""
+    from hocket.train.saving import Saver
     from hocket.train.training import Trainer, comm_cpu, counted, run
 
     trainers = [Trainer(replace(settings, schedule=one.schedule)) for one in settings.orders]
     first = trainers[0]
-    runs = run(trainers, _told_by_first(tell, first.rank))
+    saver = None if settings.saving is None else Saver(settings.saving, first, tell)
+    told = _told_by_first(tell, first.rank)
+    if saver is None:
+        runs = run(trainers, told)
+    else:
+        runs = run(trainers, told, start=saver.start, after=saver.after)
     seconds = counted(runs, first.pipeline.device) if len(runs) > 1 else []
     copied = comm_cpu(trainers, runs)
     if first.rank != 0:
@@ -74,6 +80,8 @@ def train(tell: Tell, settings: Settings) -> dict[str, Any] | None:
         "steps_compared": len(own.run.timelines),
         **comparison(own.predicted, own.seen),
         "trace": settings.trace,
+        "steps_before": 0 if saver is None else saver.start,
+        "checkpoint": None if saver is None else saver.path,
         "beside": beside(_arms(settings, outcomes, seconds)) if seconds else None,
     }
 
