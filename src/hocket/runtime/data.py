@@ -22,13 +22,15 @@ REPLICATED = "; name a part that every microbatch gets whole in replicated="
 class Batch(NamedTuple):
     """What a step is given; `weights` is None where each microbatch weighs as its rows do.
 
-    replicated: the places (of a tuple) or keys (of a dict) of inputs that are not rows.
+    replicated: the places (of a tuple) or keys (of a dict) of inputs that are not rows. scale: by
+    which the gradients are larger.
     """
 
     inputs: Any
     targets: Any
     weights: Sequence[float] | None = None
     replicated: Collection[Any] = ()
+    scale: float = 1.0
 
     @property
     def ready(self) -> bool:
@@ -62,7 +64,7 @@ def load(batch: Batch, execution: Execution, device: torch.device) -> None:
     weights = shares(values, batch.weights, slices)
     for stage, mb in last:
         stage.targets[mb] = (values[mb],)
-        stage.weights = weights
+        stage.weights, stage.scale = weights, batch.scale
 
 
 def losses_of(stages: Mapping[int, Stage], wire: Wire | None) -> Tensor | None:

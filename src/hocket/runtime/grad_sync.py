@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hocket.errors import RunError
 from hocket.runtime.copies import Copies, align, exchange, like, plain
 from hocket.runtime.session import Session
 
@@ -37,15 +38,26 @@ class GradientSync:
             once += [p for p in self.parameters if not shared_by_replicas(p)]
         self._once = list({id(p): p for p in once}.values())
         self._before: list[tuple[Tensor, Tensor]] = []
+        self.unsynced = False  # gradients of earlier steps wait for the sum and the average
 
     @property
     def shared(self) -> bool:
         """Whether a parameter of this rank has copies."""
         return bool(self.bundles)
 
-    def open(self) -> None:
-        """Sets aside the gradients of earlier steps."""
+    def open(self, *, sync: bool) -> None:
+        """Sets aside the gradients of earlier steps, unless they wait as those of this step will.
+
+        Raises: RunError where some are complete and this step's will not be.
+        """
+        if self.unsynced:
+            return
         self._before = [(p, p.grad) for p in self._once if p.grad is not None]
+        if not sync and any(bool(plain(grad).any()) for _, grad in self._before):
+            raise RunError(
+                "there are gradients already that are summed over copies and replicas, so those of "
+                "a step with sync=False cannot be added; set them to None before it"
+            )
         for p, _ in self._before:
             p.grad = None
 
@@ -65,8 +77,9 @@ class GradientSync:
         """Makes the gradients their mean over the replicas."""
         average(self.parameters, self.session.replicas, self.session.wait)
 
-    def close(self) -> None:
+    def close(self, *, sync: bool) -> None:
         """Adds what was set aside."""
+        self.unsynced = not sync
         with torch.no_grad():
             for p, before in self._before:
                 p.grad = before if p.grad is None else before.add_(p.grad)

@@ -75,18 +75,45 @@ class Parameters:
         if needed:
             self.session.guard(call, phase)
 
-    def open(self) -> None:
+    def open(self, *, sync: bool) -> None:
         """Notes the state before a step."""
-        self.gradients.open()
+        self.gradients.open(sync=sync)
         self.buffers.open()
 
-    def close(self, *, trained: bool) -> None:
+    def close(self, *, trained: bool, sync: bool) -> None:
         """Brings the gradients of a step together; `trained`: buffers and replicas too."""
-        gradients, replicas = self.gradients, self.session.replicas is not None
-        self._guarded(gradients.shared, gradients.sum, "the sum of shared gradients")
-        self._guarded(trained and replicas, gradients.average, "the average over replicas")
+        gradients, averaged = self.gradients, trained and self.session.replicas is not None
+        self._guarded(sync and gradients.shared, gradients.sum, "the sum of shared gradients")
+        self._guarded(sync and averaged, gradients.average, "the average over replicas")
         self._guarded(trained and self.buffers, self.buffers.close, "the exchange of buffers")
-        gradients.close()
+        gradients.close(sync=sync)
+
+    def check_synced(self, what: str) -> None:
+        """Raises RunError where gradients are not those of all copies and replicas yet."""
+        if self.gradients.unsynced:
+            raise RunError(f"{what} needs complete gradients, but the last step had sync=False")
+
+    def unscale(self, scaler: Any, optimizer: Any) -> bool:
+        """Unscales a rank's gradients; whether one of any rank is not finite; collective.
+
+        Raises: RunError where the ranks have other scales.
+        """
+        scaler.unscale_(optimizer)
+        found = scaler._found_inf_per_device(optimizer)
+        own = [any(bool(flag) for flag in found.values()), scaler.get_scale()]
+        every = [json.loads(raw) for raw in self.session.exchange(json.dumps(own).encode())]
+        if self.session.replicas is not None:
+            raw = self.session.exchange_with_replicas(json.dumps(every).encode())
+            every = [words for replica in raw for words in json.loads(replica)]
+        scales = sorted({scale for _, scale in every})
+        if len(scales) > 1:
+            raise RunError(f"the scales of the ranks differ: {', '.join(map(str, scales))}")
+        device = self.session.device
+        found.setdefault(device, torch.zeros((), dtype=torch.float32, device=device))
+        bad = any(flag for flag, _ in every)
+        for flag in found.values():
+            flag.fill_(float(bad))
+        return bad
 
     # --- the norm ---------------------------------------------------------------------------
 

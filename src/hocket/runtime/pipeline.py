@@ -181,7 +181,7 @@ class Pipeline:
 
     def step(
         self, inputs: Any, targets: Any, *, weights: Sequence[float] | None = None,
-        replicated: Collection[Any] = (),
+        replicated: Collection[Any] = (), scaler: Any = None, sync: bool = True,
     ) -> Tensor:  # fmt: skip
         """The loss of the batch, the same on every rank; gradients are added to the parameters'.
 
@@ -191,7 +191,10 @@ class Pipeline:
         weights: of each microbatch in loss and gradient; left out: its share of the rows, or of
         the positions in slices. Of one of weight 0 no loss is computed. replicated: the places
         (in a tuple) or keys (in a dict) of parts of the inputs that are not rows: every microbatch
-        gets them whole.
+        gets them whole. scaler: a `torch.amp.GradScaler`, one on each rank, by whose scale the
+        gradients are larger; `unscale_` comes next. sync=False: the gradients stay those of this
+        rank until the next step without it, which sums them over copies and replicas; the hook
+        `gradients_ready` waits for that, too.
 
         Raises: RunError that names the first rank that failed, its action, and who waits for whom.
         """
@@ -202,10 +205,12 @@ class Pipeline:
         if self._verify_first:
             self.verify(inputs, targets, weights=weights, replicated=replicated)
         self._call_hooks("before_step", inputs, targets)
-        batch = Batch(inputs, targets, weights, replicated)
-        loss = self._train(self._training, batch, trained=True)
+        scale = 1.0 if scaler is None else float(scaler.scale(torch.ones((), device=self.device)))
+        batch = Batch(inputs, targets, weights, replicated, scale)
+        loss = self._train(self._training, batch, trained=True, sync=sync)
         self.steps_done += 1
-        self._call_hooks("gradients_ready")
+        if sync:
+            self._call_hooks("gradients_ready")
         self._call_hooks("after_step", loss)
         return loss
 
@@ -215,7 +220,9 @@ class Pipeline:
             if call is not None:
                 self.guard(lambda call=call: call(*args), f"the hook {name}")
 
-    def _train(self, execution: Execution, batch: Batch, *, trained: bool) -> Any:
+    def _train(
+        self, execution: Execution, batch: Batch, *, trained: bool, sync: bool = True
+    ) -> Any:
         """The loss of a step; `trained`: with its hooks, and the gradients of all replicas."""
 
         hooks = (hook.before_forward for hook in self.hooks if trained)
@@ -223,13 +230,13 @@ class Pipeline:
 
         def start() -> None:
             load(batch, execution, self.device)
-            self._parameters.open()
+            self._parameters.open(sync=sync)
             for stage in execution.parts.stages.values():
                 stage.observers = seen
 
         self.guard(start, "the start of the step")
         loss = self._run(execution)
-        self._parameters.close(trained=trained)
+        self._parameters.close(trained=trained, sync=sync)
         return loss
 
     def eval(
@@ -296,7 +303,10 @@ class Pipeline:
 
         Copies and tied weights count once, of sharded weights all shards, and the experts of all
         replicas.
+
+        Raises: RunError after a step with sync=False.
         """
+        self._parameters.check_synced("grad_norm")
         total = self.guard(lambda: self._parameters.norm(norm_type), "the norm of the gradients")
         return torch.tensor(total, dtype=torch.float64, device=self.device)
 
@@ -318,6 +328,18 @@ class Pipeline:
             )
         self._parameters.clip(max_norm, total, foreach)
         return total
+
+    def unscale_(self, scaler: Any, optimizer: Any) -> bool:
+        """Whether a gradient of any rank is infinite or not a number; collective.
+
+        Divides the gradients of this rank by the scale of its `torch.amp.GradScaler`. All ranks
+        then decide alike: `scaler.step(optimizer)` and `scaler.update()` come next, with
+        `clip_grad_norm_` before them.
+
+        Raises: RunError where the ranks have other scales, or gradients are not complete.
+        """
+        self._parameters.check_synced("unscale_")
+        return self.guard(lambda: self._parameters.unscale(scaler, optimizer), "unscale_")
 
     # --- by the names of the whole model ----------------------------------------------------
 
@@ -397,6 +419,7 @@ class Pipeline:
         if training is None:
             raise RunError(f"{self.schedule.name} has no backward to verify")
         self._verify_first = False
+        self._parameters.check_synced("verify")
         batch = Batch(inputs, targets, weights, replicated)
         sliced = self.schedule.placement.slices > 1
         ready = batch.ready or (self._keys is not None and not sliced)

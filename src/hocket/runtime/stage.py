@@ -57,6 +57,7 @@ class Stage:
         self.pending: list[Any] = [None] * m
         self.targets: list[Any] = [None] * m
         self.weights: tuple[float, ...] = ()
+        self.scale = 1.0
         self._weight_kind: Any = None
         self._weight_tensors: Sequence[Tensor] = ()
         self.losses: list[Tensor | None] = [None] * m
@@ -182,10 +183,10 @@ class Stage:
         return loss if loss.dim() == 0 else loss.reshape(())
 
     def _weight(self, loss: Tensor, mb: int) -> Tensor:
-        """The gradient of a microbatch's loss: its weight, as a tensor like the loss."""
-        kind = (self.weights, loss.dtype, loss.device)
+        """The gradient of a microbatch's loss: its scaled weight, as a tensor like the loss."""
+        kind = (self.weights, self.scale, loss.dtype, loss.device)
         if self._weight_kind != kind:
-            made = torch.tensor(self.weights, dtype=loss.dtype, device=loss.device)
+            made = torch.tensor(self.weights, dtype=loss.dtype, device=loss.device) * self.scale
             self._weight_kind, self._weight_tensors = kind, made.unbind()
         return self._weight_tensors[mb]
 
