@@ -11,15 +11,17 @@ if TYPE_CHECKING:
     from hocket.interop.torch.runtime import torch_schedule
     from hocket.runtime.checkpoint import Checkpoints
     from hocket.runtime.pipeline import Hooks, Pipeline
+    from hocket.runtime.records import record
 
 _HOME = {
     "Checkpoints": "hocket.runtime.checkpoint",
     "Hooks": "hocket.runtime.pipeline",
     "Pipeline": "hocket.runtime.pipeline",
+    "record": "hocket.runtime.records",
     "torch_schedule": "hocket.interop.torch.runtime",
 }
 
-__all__ = ["Checkpoints", "Hooks", "Pipeline", "torch_schedule"]
+__all__ = ["Checkpoints", "Hooks", "Pipeline", "record", "torch_schedule"]
 
 
 def __getattr__(name: str) -> Any:

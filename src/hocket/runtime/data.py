@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
@@ -54,6 +56,8 @@ def load(batch: Batch, execution: Execution, device: torch.device) -> None:
             parts.stages[0].inputs[mb] = (values[mb],)
     for stage in parts.stages.values():
         stage.targets[:] = [None] * m
+        stage.weights, stage.scale = (), batch.scale
+        stage.weigh = partial(_weights, batch, m, slices, rank)
     last = [(parts.stages[s], mb) for s, mbs in parts.last.items() for mb in mbs]
     if not last or (batch.targets is None and not parts.training):
         return
@@ -64,13 +68,29 @@ def load(batch: Batch, execution: Execution, device: torch.device) -> None:
     weights = shares(values, batch.weights, slices)
     for stage, mb in last:
         stage.targets[mb] = (values[mb],)
-        stage.weights, stage.scale = weights, batch.scale
+        stage.weights = weights
 
 
-def losses_of(stages: Mapping[int, Stage], wire: Wire | None) -> Tensor | None:
-    """The weighted loss of each microbatch, or None where there are no targets; collective."""
+def _weights(batch: Batch, m: int, slices: int, rank: int) -> tuple[float, ...]:
+    """The weights of microbatches on a rank that need not have the last stage."""
+    if batch.weights is None and batch.targets is None:
+        raise RunError(
+            f"a stage of rank {rank} records a loss, which weighs as its microbatch does; give "
+            "this rank the targets or weights= too"
+        )
+    if batch.weights is not None:
+        return shares([None] * m, batch.weights)
+    shapes = microbatches(batch.targets, m, "targets", torch.device("meta"), slices)
+    return shares(shapes, None, slices)
+
+
+def losses_of(stages: Mapping[int, Stage], wire: Wire | None) -> tuple[Tensor | None, bool]:
+    """The weighted loss of each microbatch, None where there are no targets; collective.
+
+    Also whether anything was recorded on any rank.
+    """
     m = max(len(stage.losses) for stage in stages.values())
-    losses = torch.zeros(m + 1, dtype=torch.float64)  # the last one: how many ranks have any
+    losses = torch.zeros(m + 2, dtype=torch.float64)  # the last: how many ranks have any, record
     for stage in stages.values():
         there = [mb for mb, loss in enumerate(stage.losses) if loss is not None]
         if there:
@@ -79,9 +99,47 @@ def losses_of(stages: Mapping[int, Stage], wire: Wire | None) -> Tensor | None:
             losses[there] = values.double().cpu() * weights
             losses[m] = 1
             stage.losses[:] = [None] * len(stage.losses)
+        losses[m + 1] += any(stage.records)
     if wire is not None:
         wire.wait(wire.group.allreduce([losses]))
-    return losses[:m] if losses[m] else None
+    return losses[:m] if losses[m] else None, bool(losses[m + 1])
+
+
+class Recorded(NamedTuple):
+    """What was recorded in a step: values by name and microbatch, and losses, `[microbatch]` each.
+
+    has_losses: whether something was recorded with a weight.
+    """
+
+    values: dict[str, Tensor]
+    losses: Tensor
+    has_losses: bool
+
+
+def recorded_of(stages: Mapping[int, Stage], exchange: Callable[[bytes], list[bytes]]) -> Recorded:
+    """What all ranks recorded; a microbatch without a value has nan. Collective."""
+    own = {
+        "weights": next((stage.weights for stage in stages.values() if stage.weights), ()),
+        "records": [
+            (mb, name, float(value), weight)
+            for stage in stages.values()
+            for mb, records in enumerate(stage.records)
+            for name, value, weight in records
+        ],
+    }
+    every = [json.loads(raw) for raw in exchange(json.dumps(own).encode())]
+    m = max(len(stage.records) for stage in stages.values())
+    weights = next((said["weights"] for said in every if said["weights"]), [0.0] * m)
+    values: dict[str, Tensor] = {}
+    losses = torch.zeros(m, dtype=torch.float64)
+    rows = [row for said in every for row in said["records"]]
+    for mb, name, value, weight in rows:
+        of_name = values.setdefault(name, torch.full((m,), torch.nan, dtype=torch.float64))
+        of_name[mb] = value if of_name[mb].isnan() else of_name[mb] + value
+        losses[mb] += weights[mb] * weight * value if weight and weights[mb] else 0.0
+    for stage in stages.values():
+        stage.records = [[] for _ in stage.records]
+    return Recorded(values, losses, any(weight for *_, weight in rows))
 
 
 def microbatches(

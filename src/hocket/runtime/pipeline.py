@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hocket.errors import RunError
 from hocket.ir import Schedule
 from hocket.runtime import orders, verify
-from hocket.runtime.data import Batch, load, losses_of
+from hocket.runtime.data import Batch, load, losses_of, recorded_of
 from hocket.runtime.dispatch import DISPATCH, chosen
 from hocket.runtime.execute import Execution
 from hocket.runtime.handshake import describe
@@ -75,9 +75,10 @@ class Pipeline:
     `hocket.runtime.split.prepare` returns.
 
     Public attributes: `modules` by stage, `hooks` (a list of `Hooks`), `lowered` (the order with
-    its messages), `wire` (what carries them), `split_plans` (by stage, whose gradients are put off
-    to W and whose are not, and why), and `steps_done`, which counts the steps; set that when a run
-    is resumed, since random numbers depend on it.
+    its messages), `wire` (what carries them), `metrics` (what was recorded in the last step, by
+    name a number per microbatch), `split_plans` (by stage, whose gradients are put off to W and
+    whose are not, and why), and `steps_done`, which counts the steps; set that when a run is
+    resumed, since random numbers depend on it.
 
     Raises: ScheduleError, RunError when the schedule cannot run or the ranks do not fit together.
     """
@@ -101,6 +102,8 @@ class Pipeline:
         self.hooks: list[Hooks] = []
         self.steps_done, self.seed = 0, seed
         self._reported = False  # a loss that is not finite
+        self._adds_losses = False  # stages record losses, of microbatches each
+        self.metrics: dict[str, Tensor] = {}
         self.dispatch = chosen(dispatch, schedule)
         make_wire, execute = DISPATCH[self.dispatch]
         self.device = _device(device, stages)
@@ -276,7 +279,14 @@ class Pipeline:
         if execution is self._training:
             self._ran = execution
         stages = execution.parts.stages
-        losses = self.guard(lambda: losses_of(stages, self.wire), "the sum of the losses")
+        losses, records = self.guard(lambda: losses_of(stages, self.wire), "the sum of the losses")
+        self.metrics = {}
+        if records:
+            found = self.guard(
+                lambda: recorded_of(stages, self._session.exchange), "the exchange of metrics"
+            )
+            self.metrics, self._adds_losses = found.values, found.has_losses
+            losses = None if losses is None else losses + found.losses
         if losses is None:
             return None
         total = losses.sum()
@@ -409,7 +419,8 @@ class Pipeline:
         """Compares loss and gradients of one step with the unpipelined model; collective.
 
         The whole batch goes through the stages one after the other, with full backwards; or its
-        microbatches do, where the batch is a list or weights or a seed are given. In a schedule
+        microbatches do, where the batch is a list, weights or a seed are given, or stages record
+        losses. In a schedule
         with slices a seed does not count: the sequences are left uncut, and nothing is dropped
         out. Gradients and buffers are left as they were.
 
@@ -428,7 +439,9 @@ class Pipeline:
             off = verify.compare(
                 self._parameters.modules,
                 lambda: self._train(training, batch, trained=False),
-                lambda: self._train(self._reference(whole), batch, trained=False),
+                lambda: self._train(
+                    self._reference(whole and not self._adds_losses), batch, trained=False
+                ),
             )
         texts = [raw.decode() for raw in self._session.exchange(off.gradient.encode())]
         verify.refuse(texts, off.loss, sliced=sliced)

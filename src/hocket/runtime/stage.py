@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hocket.errors import RunError
+from hocket.runtime.records import Record, recording
 from hocket.runtime.slice_state import Carry, carries
 from hocket.runtime.values import arguments, call, flatten, map_tensors, rebuild, tensors_of
 
@@ -28,11 +30,12 @@ class Stage:
 
     Per microbatch: `inputs` (put there by a receive, a neighbour or the data), `leaves` (input
     tensors that need a gradient), `roots` (where the backward starts: edges of the graph, which do
-    not keep the output itself alive), `gradients` (those of the
-    roots, or None for the loss), `results` (the output on its way out) and `returns` (the
-    gradients of the leaves on their way back). Each is taken once and then empty again. `carry`
-    has what goes from slice to slice, where the module does that. `observers` are called before
-    each forward with stage, microbatch, and the arguments and keyword arguments of the module.
+    not keep the output itself alive), `gradients` (those of the roots), `more` (roots and
+    gradients of losses that were recorded), `results` (the output on its way out) and `returns`
+    (the gradients of the leaves on their way back). Each is taken once and then empty again.
+    `carry` has what goes from slice to slice, where the module does that. `observers` are called
+    before each forward with stage, microbatch, and the arguments and keyword arguments of the
+    module.
     """
 
     def __init__(
@@ -60,7 +63,10 @@ class Stage:
         self.scale = 1.0
         self._weight_kind: Any = None
         self._weight_tensors: Sequence[Tensor] = ()
+        self.weigh: Callable[[], tuple[float, ...]] | None = None
         self.losses: list[Tensor | None] = [None] * m
+        self.records: list[list[Record]] = [[] for _ in range(m)]
+        self.more: list[Any] = [None] * m
         self.outputs: list[Any] | None = None
 
     # --- forward ----------------------------------------------------------------------------
@@ -68,6 +74,7 @@ class Stage:
     def forward(self, mb: int) -> None:
         """F: leaves the output in `results`."""
         out = self._run(mb)
+        self._take_records(mb)
         if isinstance(out, Tensor):
             self.roots[mb] = (get_gradient_edge(out),) if out.requires_grad else ()
         else:
@@ -87,6 +94,7 @@ class Stage:
         """
         out = self._run(mb)
         if not self.weights[mb]:
+            self.records[mb] = []
             ends = [t for t in tensors_of(out) if t.requires_grad]
             self.roots[mb] = [get_gradient_edge(t) for t in ends]
             self.gradients[mb] = [torch.zeros_like(t) for t in ends]
@@ -98,6 +106,7 @@ class Stage:
                 f"the loss of microbatch {mb} has no gradient; is the output detached, computed "
                 "under no_grad, or every parameter frozen?"
             )
+        self._take_records(mb)
         self.roots[mb] = (get_gradient_edge(loss),)
         self.gradients[mb] = (self._weight(loss, mb),)
         self.losses[mb] = loss.detach()
@@ -105,6 +114,7 @@ class Stage:
     def evaluate(self, mb: int) -> None:
         """F of an evaluation: nothing is kept for a backward."""
         self.results[mb] = (self._run(mb),)
+        self._take_records(mb)
 
     def evaluate_loss(self, mb: int) -> None:
         """F of a path's last stage in an evaluation."""
@@ -114,6 +124,7 @@ class Stage:
         if self.targets[mb] is not None:
             self.losses[mb] = self._loss_of(out, mb) if self.weights[mb] else _zero(out)
             self.targets[mb] = None
+        self._take_records(mb)
 
     def _run(self, mb: int) -> Any:
         """The output; the gradient mode is the caller's."""
@@ -136,11 +147,13 @@ class Stage:
     def _forward(self, value: Any, mb: int) -> Any:
         if self.writes:
             value = map_tensors(value, _copied)
+        self.records[mb] = records = []
         if self.carry is None:
-            return call(self.module, value)
+            return recording(records, call, self.module, value)
         carried = self.carry.carried(mb)
         carried = map_tensors(carried, _copied) if self.writes else carried
-        return self.carry.keep(call(self.module, value, carried=carried), mb)
+        made = recording(records, partial(call, carried=carried), self.module, value)
+        return self.carry.keep(made, mb)
 
     def _first_call(self, value: Any, mb: int) -> Any:
         """The first forward of the stage, which shows whether the module writes into its input.
@@ -176,11 +189,34 @@ class Stage:
     def _loss_of(self, out: Any, mb: int) -> Tensor:
         target, self.targets[mb] = self.targets[mb], None
         assert self.loss is not None
-        loss = self.loss(out, target[0])
+        loss = recording(self.records[mb], self.loss, out, target[0])
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             what = f"{tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise RunError(f"the loss of microbatch {mb} is {what}; it must be one number")
         return loss if loss.dim() == 0 else loss.reshape(())
+
+    def _take_records(self, mb: int) -> None:
+        """Keeps of what was recorded the numbers, and of losses the ends of their graphs."""
+        if not self.records[mb]:
+            return
+        taken, edges, gradients = [], [], []
+        for name, value, weight in self.records[mb]:
+            if isinstance(value, Tensor):
+                if value.numel() != 1:
+                    raise RunError(f"{name!r} is {tuple(value.shape)}; record one number")
+                if weight and value.requires_grad and self._shares()[mb]:
+                    edges.append(get_gradient_edge(value))
+                    gradients.append((weight * self._weight(value, mb)).expand_as(value))
+                value = value.detach()
+            taken.append((name, value, weight))
+        self.records[mb] = taken
+        self.more[mb] = (edges, gradients) if edges else None
+
+    def _shares(self) -> tuple[float, ...]:
+        """The weights of all microbatches, which a stage that is not the last seldom needs."""
+        if not self.weights and self.weigh is not None:
+            self.weights = self.weigh()
+        return self.weights
 
     def _weight(self, loss: Tensor, mb: int) -> Tensor:
         """The gradient of a microbatch's loss: its scaled weight, as a tensor like the loss."""
@@ -225,6 +261,9 @@ class Stage:
         if self.carry is not None:
             more, theirs = self.carry.start(mb)
             roots, gradients = (*roots, *more), (*gradients, *theirs)
+        if self.more[mb] is not None:
+            (more, theirs), self.more[mb] = self.more[mb], None
+            roots, gradients = (*roots, *more), (*gradients, *theirs)
         there = [i for i, gradient in enumerate(gradients) if gradient is not None]
         return tuple(roots[i] for i in there), tuple(gradients[i] for i in there)
 
@@ -260,7 +299,7 @@ class Stage:
 
     def leftovers(self) -> list[str]:
         """What is still held, for the check after a step; empty when all is clean."""
-        names = ("inputs", "leaves", "roots", "gradients", "results", "returns", "pending")
+        names = ("inputs", "leaves", "roots", "gradients", "more", "results", "returns", "pending")
         held = {name: getattr(self, name) for name in names}
         if self.carry is not None:
             more = ("values", "leaves", "roots", "gradients")
