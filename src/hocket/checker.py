@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple, NoReturn
 
 import numpy as np
@@ -238,7 +239,7 @@ def _counts(schedule: Schedule, index: Index) -> list[Problem]:
     stages, mbs = _all_pairs(schedule)
     has = {kind: index.find(kind, stages, mbs) for kind in Kind}
     there = {kind: found < index.n for kind, found in has.items()}
-    for absent, name, text, code in _absences(schedule, there):
+    for absent, name, text, code in _absences(there, schedule.is_forward_only):
         for i in np.flatnonzero(absent)[:SHOWN].tolist():
             queue = schedule.placement.queue(int(stages[i]), int(mbs[i]))
             action = f"{stages[i]}{name}{mbs[i]}"
@@ -267,25 +268,20 @@ def _incomplete(schedule: Schedule) -> list[Problem]:
 
 
 def _is_whole(schedule: Schedule) -> bool:
-    """True when every action is placed and single, and no pair of stage and microbatch lacks one.
-
-    The sets of kinds that a pair may not have are those that `_absences` finds a fault in.
-    """
+    """True when every action is placed and single, and each stage and microbatch has all it needs."""
     placement, n = schedule.placement, len(schedule.codes)
     fast = compiled.choose(tally, n)
     if fast is None:
         return _is_whole_by_index(schedule)
-    n_sets = 1 << len(Kind)
-    seen = np.zeros(placement.n_stages * placement.m, dtype=np.min_scalar_type(n_sets - 1))
+    faulty = _faulty_sets(schedule.is_forward_only)
+    seen = np.zeros(placement.n_stages * placement.m, np.min_scalar_type(len(faulty) - 1))
     n_odd = fast(
         schedule.codes, schedule.slots, schedule.starts, schedule.home.ravel(),
         placement.path_by_mb, placement.lengths, placement.n_stages, seen,
     )  # fmt: skip
-    found = np.zeros(n_sets, dtype=bool)
+    found = np.zeros(len(faulty), dtype=bool)
     compiled.run(census, n, (seen, placement.lengths, placement.n_stages), (found,))
-    sets = np.flatnonzero(found)
-    there = {kind: sets >> kind & 1 > 0 for kind in WORK}
-    return not n_odd and not any(one[0].any() for one in _absences(schedule, there))
+    return not n_odd and not (found & faulty).any()
 
 
 def _is_whole_by_index(schedule: Schedule) -> bool:
@@ -299,8 +295,17 @@ def _is_whole_by_index(schedule: Schedule) -> bool:
     return (
         np.array_equal(schedule.home[paths, index.stages], queues)
         and sum(map(np.count_nonzero, there.values())) == index.n
-        and not any(one[0].any() for one in _absences(schedule, there))
+        and not any(x.any() for x, *_ in _absences(there, schedule.is_forward_only))
     )
+
+
+@cache
+def _faulty_sets(forward_only: bool) -> Array:
+    """Which sets of kinds a pair of stage and microbatch may not have, `[set]`, a bit each kind."""
+    sets = np.arange(1 << len(Kind))
+    there = {kind: sets >> kind & 1 > 0 for kind in WORK}
+    absent = [one[0] for one in _absences(there, forward_only)]
+    return np.logical_or.reduce(absent)
 
 
 def _all_pairs(schedule: Schedule) -> tuple[Array, Array]:
@@ -312,7 +317,7 @@ def _all_pairs(schedule: Schedule) -> tuple[Array, Array]:
 
 
 def _absences(
-    schedule: Schedule, there: dict[Kind, Array]
+    there: dict[Kind, Array], forward_only: bool
 ) -> Iterator[tuple[Array, str, str, Code]]:
     """Which pairs, the kind's letter, what is wrong and its code, for each way to be incomplete.
 
@@ -324,7 +329,7 @@ def _absences(
     for kind in always:
         text = "is missing: stage {stage} never runs microbatch {mb}"
         yield ~there[kind], kind.name, text, Code.MISSING
-    if schedule.is_forward_only:
+    if forward_only:
         return
     some = np.logical_or.reduce([there[kind] for kind in parts])
     none = begun & ~there[full] & ~some

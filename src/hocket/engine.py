@@ -9,6 +9,7 @@ orders without messages and slices; a test holds the two equal.
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -16,8 +17,8 @@ import numpy as np
 from hocket import compiled
 from hocket.codes import kinds_of, mbs_of, stages_of
 from hocket.compiled import ROOM
-from hocket.deps import IS_WORK, Kind
-from hocket.graph import Graph, rules
+from hocket.deps import IS_WORK, NEEDS, Kind
+from hocket.graph import Graph
 from hocket.ir import Array, Schedule
 
 
@@ -67,48 +68,57 @@ def delays_of(graph: Graph, wires: Array | None) -> Array:
 
 
 class _Rows(NamedTuple):
-    """`graph.rules` of computations for the loop that goes by times.
+    """The needs of computations as arrays, for the loop that goes by times.
 
     The ends of all actions stand in `n_rows` rows of `[stage + 2, microbatch]`, before and behind
     the stages one that never runs: kinds that stand in for each other share a row. Kind k writes
-    at `row_of[k]` (below 0: nobody waits for it). Its needs are `need_of_kind[k]` to
-    `need_of_kind[k + 1]`; need i stands at `place_of[i]`, its stage at `offset_of[i]`.
+    at `row_of[k]` (below 0: nobody waits for it). Every kind has `len(each)` needs, from
+    `len(each) * k` on: its last one is repeated, and a kind without any looks into one of the
+    `n_full` rows behind the others, where everything has ended. Need i stands at `place_of[i]`,
+    its stage at `offset_of[i]`; one of the kinds that meet it is `kind_of[i]`.
     """
 
-    need_of_kind: Array
+    each: tuple[int, ...]
     offset_of: Array
     place_of: Array
     row_of: Array
+    kind_of: Array
     n_rows: int
+    n_full: int
 
 
 @lru_cache(maxsize=64)
 def _rows(n_stages: int, m: int) -> _Rows:
-    asked = rules(sliced=False)
-    rows: list[set[int]] = []
-    for first, last in zip(asked.source_of[:-1], asked.source_of[1:], strict=True):
-        alike = {kind for kind in asked.kind[first:last].tolist() if IS_WORK[kind]}
+    needs = [[need for need in NEEDS[kind] if not need.step] for kind in Kind]
+    rows: list[set[Kind]] = []
+    for need in chain.from_iterable(needs):
+        alike = {kind for kind, _ in need.sources if IS_WORK[kind]}
         joined = [row for row in rows if row & alike]
         rows = [row for row in rows if not row & alike] + [alike.union(*joined)] * bool(alike)
     size = (n_stages + 2) * m
     row_of = np.full(len(Kind), -1)
     for i, row in enumerate(rows):
         row_of[[*row]] = i * size + m
-    source = asked.source_of[1:] - 1
-    place_of = row_of[asked.kind[source]] + asked.offset * m
-    return _Rows(asked.need_of_kind, asked.offset, place_of, row_of, len(rows))
+    each = (0,) * max(map(len, needs))
+    columns = []
+    for some in needs:
+        own = [(row_of[need.sources[-1][0]], *need.sources[-1]) for need in some]
+        own = own or [(len(rows) * size + m, Kind(0), 0)]
+        columns += own + own[-1:] * (len(each) - len(own))
+    row, kind_of, offset_of = (np.array(column) for column in zip(*columns, strict=True))
+    n_full = int(not all(needs))
+    return _Rows(each, offset_of, row + offset_of * m, row_of, kind_of, len(rows), n_full)
 
 
-def _delays_of_needs(schedule: Schedule, wires: Array) -> Array:
+def _delays_of_needs(schedule: Schedule, rows: _Rows, wires: Array) -> Array:
     """Time from the end of each need's source to the stage that needs it, `[need, path, stage]`."""
-    n, asked = schedule.placement.n_stages, rules(sliced=False)
-    wanted = np.arange(n) + asked.offset[:, None]
+    n = schedule.placement.n_stages
+    wanted = np.arange(n) + rows.offset_of[:, None]
     source = wanted.clip(0, n - 1)
     rank = np.append(schedule.rank_of_queue, -1)[schedule.home]  # -1: beyond the path's end
     theirs, own = rank[:, source].swapaxes(0, 1), rank[None]
     crosses = (source == wanted)[:, None] & (theirs >= 0) & (theirs != own)
-    kinds = asked.kind[asked.source_of[1:] - 1]
-    return np.where(crosses, wires[kinds[:, None], source][:, None], 0)
+    return np.where(crosses, wires[rows.kind_of[:, None], source][:, None], 0)
 
 
 def walk(
@@ -127,16 +137,18 @@ def walk(
     if fast is None or schedule.has_communication or placement.slices > 1:
         return None
     rows = _rows(placement.n_stages, placement.m)
-    ends = np.full((rows.n_rows, placement.n_stages + 2, placement.m), -1, dtype=table.dtype)
+    shape = rows.n_rows + rows.n_full, placement.n_stages + 2, placement.m
+    ends = np.full(shape, -1, dtype=table.dtype)
+    ends[rows.n_rows :] = 0
     ends[:, 0] = 0
     ends[:, placement.lengths + 1, np.arange(placement.m)] = 0
-    delays = None if wires is None else _delays_of_needs(schedule, wires)
+    delays = None if wires is None else _delays_of_needs(schedule, rows, wires)
     sizes = (n, n, 0 if delays is None else schedule.n_slots) if timed else (0, 0, 0)
     times = Times(*(np.empty(size, dtype=table.dtype) for size in sizes))
     n_queues = len(schedule.queues)
     n_ran = fast(
         schedule.codes, None if schedule.is_single else schedule.slots, schedule.starts,
-        schedule.home.ravel(), placement.path_by_mb, placement.n_stages, *rows[:-1],
+        schedule.home.ravel(), placement.path_by_mb, placement.n_stages, *rows[:4],
         None if delays is None else delays.ravel(), table.ravel(), work,
         ends.ravel(), schedule.starts[:-1].copy(), np.full(n_queues, -1),
         np.append(np.arange(1, n_queues), -1), np.zeros(n_queues, dtype=table.dtype), *times,
@@ -160,16 +172,17 @@ def along(g: Graph, durations: Array, wires: Array | None) -> Times | None:
 
 
 def pass_over(  # noqa: C901 (a call inside this nest would make it ten times slower)
-    codes, slots, starts, home, path_of, n_stages, need_of_kind, offset_of, place_of, row_of,
+    codes, slots, starts, home, path_of, n_stages, each, offset_of, place_of, row_of,
     delays, table, work, ends, cursor, owed, behind, free, start, end, held_until,
 ):  # fmt: skip
     """When each action starts and ends if all start as early as they can.
 
-    Returns how many slots ran. Kind k has the needs `need_of_kind[k]` to `need_of_kind[k + 1]`.
-    Need i of an action is ready at `ends[place_of[i] + cell]`, which is below 0 while that has not
-    ended; cell: where its stage and microbatch stand in each row of `ends`. Every queue runs until
-    it meets what has not ended, then waits in the list `owed` of the queue it waits for; `behind`
-    links these lists, and that of the queues that may move. `free`: when each queue falls free.
+    Returns how many slots ran. Kind k has `len(each)` needs, from `len(each) * k` on: the compiler
+    knows the length of a tuple, which halves the time. Need i of an action is ready at
+    `ends[place_of[i] + cell]`, which is below 0 while that has not ended; cell: where its stage and
+    microbatch stand in each row of `ends`. Every queue runs until it meets what has not ended, then
+    waits in the list `owed` of the queue it waits for; `behind` links these lists, and that of the
+    queues that may move. `free`: when each queue falls free.
     A slot takes `work[slot]`, without that the sum of its parts in `table[kind, stage]`. Without
     room in `start` no times are written; with `delays[need, path, stage]`, `held_until` gets when
     what held a slot had ended. Arrays that are None cost nothing: compiled code is made for each
@@ -189,7 +202,7 @@ def pass_over(  # noqa: C901 (a call inside this nest would make it ten times sl
             code = codes[a & ROOM]
             kind, stage, mb = kinds_of(code), stages_of(code), mbs_of(code) & ROOM
             cell = stage * m + mb
-            for need in range(need_of_kind[kind], need_of_kind[kind + 1]):
+            for need in range(len(each) * kind, len(each) * (kind + 1)):
                 ready = ends[(place_of[need] + cell) & ROOM]
                 if ready < 0:
                     owing = home[(path_of[mb] * n_stages + stage + offset_of[need]) & ROOM]

@@ -72,8 +72,9 @@ class CostTable:
         self.costs, self.schedule = costs, schedule
         n = self._n_stages = schedule.placement.n_stages
         times: dict[Kind, tuple[Number, ...]] = {
-            kind: per_stage(row.cost, costs.time(row.cost), n) if row.cost else (0,) * n
+            kind: per_stage(row.cost, costs.time(row.cost), n)
             for kind, row in ROWS.items()
+            if row.cost
         }
         receive, send = costs.p2p_overhead if costs.p2p_overhead is not None else (0, 0)
         rule, fused = fused_rule(costs.FB)
@@ -83,7 +84,9 @@ class CostTable:
         if rule == "number":
             values.append(fused)
         slices = self._slice_factors()
-        values += [x * factor for factor in {*slices} - {1} for row in times.values() for x in row]
+        if slices != (1,):
+            times = {k: tuple(x * f for f in slices for x in row) for k, row in times.items()}
+            values += chain.from_iterable(times.values())
         if rule == "scale":
             values += [x * fused for x in values]
         longest = max(values)
@@ -97,11 +100,10 @@ class CostTable:
         step = longest + receive + send + costs.latency + costs.comm_cpu + max(wires)
         most = max(1, len(schedule.codes)) * int(np.bincount(schedule.rank_of_queue).max())
         self.ticks = ticks_for(values, step * most)
-        self.table = np.stack([
-            self.ticks.array([x * factor for factor in slices for x in row])
-            if slices != (1,) else self.ticks.array(row) for row in times.values()
-        ])  # fmt: skip
         self._wires_ticks = self.ticks.array(wires)
+        self.table = np.zeros((len(Kind), n * len(slices)), dtype=self._wires_ticks.dtype)
+        for kind, row in times.items():
+            self.table[kind] = self.ticks.array(row)
         self._fused = (rule, fused)
         self._overhead = self.ticks.array([receive, send])
         self._latency = self.ticks.array([costs.latency])[0]

@@ -13,7 +13,7 @@ import numpy as np
 
 from hocket.deps import IS_MESSAGE, IS_SEND, IS_WORK
 from hocket.errors import UsageError
-from hocket.ir import Array, Kind, encode, kinds_of, mbs_of, stages_of
+from hocket.ir import Array, Kind, kinds_of, mbs_of, stages_of
 from hocket.timeline import Timeline
 
 # Nanoseconds of each unit. Costs without a unit are shown as microseconds: 1 reads as "1 us".
@@ -216,7 +216,8 @@ def _gather(timeline: Timeline, pieces: list[_Piece]) -> Marks:
     widths = np.concatenate([x.widths for x in pieces])
     verbs = np.repeat([int(x.verb) for x in pieces], [len(x.actions) for x in pieces])
     codes = s.codes[actions]
-    label, labels = _intern(encode(kinds_of(codes), verbs, mbs_of(codes)), widths)
+    keys = (mbs_of(codes) * len(Verb) + verbs) * len(Kind) + kinds_of(codes)
+    label, labels = _intern(keys, widths)
     place, places = _intern(stages_of(codes), widths)
     zero = origin(timeline)
     return Marks(
@@ -226,12 +227,16 @@ def _gather(timeline: Timeline, pieces: list[_Piece]) -> Marks:
         end=nanoseconds(timeline, np.concatenate([x.end for x in pieces]) - zero),
         label=label,
         place=place,
-        labels=[
-            tuple(Part(Verb(stages_of(x)), Kind(kinds_of(x)), mbs_of(x)) for x in row)
-            for row in labels
-        ],
+        labels=[tuple(map(_part, row)) for row in labels],
         places=places,
     )
+
+
+def _part(key: int) -> Part:
+    """The part that a key of `_gather` stands for."""
+    rest, kind = divmod(key, len(Kind))
+    mb, verb = divmod(rest, len(Verb))
+    return Part(Verb(verb), Kind(kind), mb)
 
 
 def _intern(keys: Array, widths: Array) -> tuple[Array, list[tuple[int, ...]]]:
