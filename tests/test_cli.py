@@ -228,7 +228,7 @@ def test_a_wrong_word_is_one_sentence_with_the_nearest_right_one(
 
 def test_every_command_takes_json():
     options = vars(parser())["_subparsers"]._group_actions[0].choices
-    assert set(options) == {verb.name for verb in VERBS} >= {"demo", "list", "run", "view"}
+    assert set(options) == set(VERBS) >= {"demo", "list", "run", "view"}
     assert all("--json" in one._option_string_actions for one in options.values())
 
 

@@ -25,7 +25,7 @@ class Answer(NamedTuple):
 
 @dataclass(frozen=True)
 class Verb(Generic[Given]):
-    """A command: its options, a frozen dataclass that says what it does, and its function.
+    """A command: its options, a frozen dataclass, and its function.
 
     The fields are made by `option` and `part`. A function that prints by itself returns the exit
     status; it finds the flag --json, which every command has, in a field `json: bool`.

@@ -12,7 +12,7 @@ from hocket.files import write
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Fit a stack's numbers to runs that you measured."""
+    """What `hocket calibrate` takes."""
 
     runs: str = option("RUNS", "a TOML file with a table [[run]] for each (docs/cluster.md)")
     stack: str = option(

@@ -11,7 +11,7 @@ from hocket.cli.selection import Selection
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Find every fault of a schedule before it runs."""
+    """What `hocket check` takes."""
 
     selection: Selection = part(Selection)
     transport: str = option(

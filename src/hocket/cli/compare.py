@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Every schedule that fits, in one table."""
+    """What `hocket compare` takes."""
 
     schedules: tuple[str, ...] = option("SCHEDULE...", selecting.WORD)
     sizes: Sizes = part(Sizes)

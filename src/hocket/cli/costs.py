@@ -12,7 +12,7 @@ from hocket.files import write
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Write the costs of a model's stages on a cluster, for every other command."""
+    """What `hocket costs` takes."""
 
     configuration: Configuration = part(Configuration)
     output: str | None = option("-o, --output FILE", "where (default: it is printed)")

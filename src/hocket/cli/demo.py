@@ -16,7 +16,7 @@ P, M, STEPS = 4, 8, 20
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """A tour: compare, draw, trace, and train a small model."""
+    """What `hocket demo` takes."""
 
     output: str = option("--output FOLDER", "folder for the traces", default="traces")
     json: bool = False

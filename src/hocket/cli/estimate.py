@@ -10,7 +10,7 @@ from hocket.cli.configuration import Configuration
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Predict step time, memory and MFU of one configuration of a model on a cluster."""
+    """What `hocket estimate` takes."""
 
     configuration: Configuration = part(Configuration)
     flops: str = option(

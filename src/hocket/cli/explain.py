@@ -18,7 +18,7 @@ def memory_option(use: str) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Where the bubble is, why, what would help."""
+    """What `hocket explain` takes."""
 
     selection: Selection = part(Selection)
     costs: str | None = costs_option()

@@ -31,7 +31,7 @@ class LayerWeights:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Write a schedule for torch or Megatron-LM."""
+    """What `hocket export` takes."""
 
     selection: Selection = part(Selection)
     to: str = option("--to", "what to write", of=names(Subject.EXPORT), default=MISSING)

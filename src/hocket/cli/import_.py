@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Read torch's CSV, real traces, or a Megatron-LM layout."""
+    """What `hocket import` takes."""
 
     files: tuple[str, ...] = option(
         "FILE...", "a CSV of torch; or traces: of torch.profiler one per rank (.json, .gz), or a "

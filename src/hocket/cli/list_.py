@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Every schedule, what it needs, its weights and source; or models, GPUs, stacks."""
+    """What `hocket list` takes."""
 
     models: bool = option("--models", "the models of the catalogue, for --model")
     gpus: bool = option("--gpus", "the GPUs, for --gpu")

@@ -48,7 +48,7 @@ def _levels(text: str) -> tuple[Any, ...]:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The best schedule for these costs under a limit."""
+    """What `hocket plan` takes."""
 
     asked: ModelOptions = part(ModelOptions)
     # What bears the name of a field of Request is that; None is its default.

@@ -16,7 +16,7 @@ from hocket.train.settings import Order
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Measure the costs of a real model."""
+    """What `hocket profile` takes."""
 
     selection: Selection = part(Selection)
     training: Training = part(Training)

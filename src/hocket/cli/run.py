@@ -16,7 +16,7 @@ from hocket.train.settings import SLEEP, Order, Saving, Settings
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Train a real model with exactly this schedule."""
+    """What `hocket run` takes."""
 
     selection: Selection = part(Selection)
     training: Training = part(Training)

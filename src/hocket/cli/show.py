@@ -18,7 +18,7 @@ _SUBJECTS = (Subject.TIMELINE, Subject.SCHEDULE)
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Draw a schedule, or print its text."""
+    """What `hocket show` takes."""
 
     selection: Selection = part(Selection)
     costs: str | None = costs_option()

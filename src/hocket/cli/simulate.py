@@ -19,7 +19,7 @@ _LARGE = 100_000  # actions from which on a trace is measured before it is writt
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """Predict time, bubble, memory and critical path."""
+    """What `hocket simulate` takes."""
 
     selection: Selection = part(Selection)
     costs: str | None = costs_option()

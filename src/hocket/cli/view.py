@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """The interactive page: tiles, memory, chains."""
+    """What `hocket view` takes."""
 
     selection: Selection = part(Selection)
     costs: str | None = costs_option()
