@@ -13,7 +13,6 @@ from hocket.ir import Schedule
 from hocket.schedules.registry import Formula, register
 from hocket.schedules.zero_bubble import zb_v
 from hocket.search.v_reorder import half_block, min_block, reordered, whole_block
-from hocket.search.v_shape import Question, search
 
 _SOURCE = "Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.15362"
 _QUICK = 2_500_000
@@ -179,6 +178,8 @@ def _found(
     held: float, effort: int,
 ) -> Schedule:  # fmt: skip
     known = (zb_v(p, m),) if split and m >= 2 * p - 1 else ()
+    from hocket.search.v_shape import Question, search  # for these schedules alone
+
     question = Question(
         name, p, m, 2, SPLIT if split else FULL, tuple(min(x, 2 * m) for x in limits), costs,
         held=held, metric=metric, effort=effort, known=known,

@@ -12,7 +12,6 @@ from hocket.errors import UsageError
 from hocket.ir import Schedule
 from hocket.schedules.registry import register
 from hocket.schedules.zero_bubble import zb_h1, zb_h2
-from hocket.search.v_shape import Question, search
 
 _EVEN, _ROUGH = Costs(), Costs(F=10, I=12, W=7, B=19, latency=3)
 
@@ -73,6 +72,8 @@ def _found(
     target = m * 3 if costs == _EVEN and metric == "span" and min(limits) >= 2 * p - 1 else 0
     if costs == _EVEN and min(limits) <= p:
         target = 3 * m + p - 1
+    from hocket.search.v_shape import Question, search  # for these schedules alone
+
     question = Question(
         "zb-auto", p, m, 1, SPLIT, tuple(min(x, m) for x in limits), costs,
         held=held, metric=metric, target=target, effort=effort, starts=4 if p <= 16 else 8,
