@@ -268,7 +268,7 @@ def _incomplete(schedule: Schedule) -> list[Problem]:
 
 
 def _is_whole(schedule: Schedule) -> bool:
-    """True when every action is placed and single, and each stage and microbatch has all it needs."""
+    """True when every action is placed and single, and no stage and microbatch lacks one."""
     placement, n = schedule.placement, len(schedule.codes)
     fast = compiled.choose(tally, n)
     if fast is None:

@@ -10,6 +10,7 @@ import pytest
 from hocket import build, simulate
 from hocket.costs import Costs, costs_toml, load_costs
 from hocket.errors import ScheduleError, TextError, UsageError
+from hocket.interop.traces.clocks import ONE, Line, lines_of
 from hocket.interop.traces.kineto import (
     kernel_spans,
     rank_trace,
@@ -18,7 +19,7 @@ from hocket.interop.traces.kineto import (
 from hocket.interop.traces.load import load_foreign
 from hocket.ir import Kind
 from hocket.lower import insert_communication, strip_communication
-from hocket.measured.clocks import Messages, clocks_of
+from hocket.measured.clocks import Messages
 from hocket.measured.readings import readings
 from hocket.text import loads
 
@@ -83,18 +84,14 @@ def test_a25_apparent_latencies_of_6_and_minus_4_are_an_offset_of_5_and_a_latenc
     messages = Messages(
         np.array([0, 1]), np.array([1, 0]), np.array([0.0, 100.0]), np.array([6.0, 96.0])
     )
-    clocks = clocks_of(2, messages)
-    assert clocks.offsets.tolist() == [0.0, -5.0]
-    assert clocks.uncertainty == [0.0, 1.0]
+    assert lines_of(2, [messages]) == [[ONE, Line(-5.0, 0.0, 1.0)]]
     sent, received = messages.sent - (0, 5), messages.received - (5, 0)
     assert (received - sent).tolist() == [1.0, 1.0]
 
 
 def test_messages_one_way_only_bound_nothing_but_never_travel_back_in_time():
     messages = Messages(np.array([0]), np.array([1]), np.array([10.0]), np.array([4.0]))
-    clocks = clocks_of(2, messages)
-    assert clocks.offsets.tolist() == [0.0, 6.0]
-    assert clocks.uncertainty == [0.0, None]
+    assert lines_of(2, [messages]) == [[ONE, Line(6.0, 0.0, None)]]
 
 
 @pytest.mark.parametrize("p", [2, 4])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -18,16 +17,6 @@ class Messages(NamedTuple):
     receivers: Array
     sent: Array
     received: Array
-
-
-class Clocks(NamedTuple):
-    """What to add to each rank's clock, and by how much that may be wrong; in the clocks' unit.
-
-    `uncertainty[r]` is None where nothing bounds it: messages go one way only.
-    """
-
-    offsets: Array
-    uncertainty: list[float | None]
 
 
 def messages_of(schedule: Schedule, start: Array, end: Array) -> Messages:
@@ -56,42 +45,10 @@ def _pairs(schedule: Schedule) -> tuple[Array, Array]:
     return sends[known], receives[known]
 
 
-def clocks_of(p: int, messages: Messages, *, shared: bool = False) -> Clocks:
-    """The clocks of p ranks, from messages that went both ways between them.
-
-    Between two ranks the shortest apparent latencies a and b of the two directions give the
-    offset (a - b) / 2, wrong by (a + b) / 2 at most; over the ranks the surest pairs are taken.
-    No message then arrives before it was sent. shared: the ranks read one clock; it is kept
-    unless a message contradicts that.
-    """
-    lag = _lags(messages)
-    if shared and all(gap >= 0 for gap in lag.values()):
-        return Clocks(np.zeros(p), [0.0] * p)
-    offsets, uncertainty = np.zeros(p), [None] * p
-    uncertainty[0] = 0.0
-    joined = {0}
-    while len(joined) < p:
-        pairs = [
-            ((lag[a, b] + lag[b, a]) / 2, a, b)
-            for a, b in lag
-            if a in joined and b not in joined and (b, a) in lag
-        ]
-        if not pairs:
-            break
-        width, a, b = min(pairs)
-        offsets[b] = offsets[a] - (lag[a, b] - lag[b, a]) / 2
-        uncertainty[b] = (uncertainty[a] or 0.0) + abs(width)
-        joined.add(b)
-    return Clocks(_no_time_travel(offsets, lag), uncertainty)
-
-
 def no_time_travel(offsets: Array, messages: Messages) -> Array:
     """Offsets, moved as little as needed so that no message arrives before it was sent."""
-    return _no_time_travel(np.asarray(offsets, dtype=float), _lags(messages))
-
-
-def _no_time_travel(offsets: Array, lag: Mapping[tuple[int, int], float]) -> Array:
-    offsets = offsets.copy()
+    lag = _lags(messages)
+    offsets = np.array(offsets, dtype=float)
     for _ in range(len(offsets)):
         moved = False
         for (s, r), gap in lag.items():
