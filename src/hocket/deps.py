@@ -23,10 +23,15 @@ The kinds of one stage and one microbatch; an arrow points from an action to one
     I  <- F; RECV_B or I of stage +1 or B of stage +1; I or B of the slice +1
     W  <- I
 
-Three engines read rule 1. `engine.longest_path` follows the graph of any order
-(`simulator.samples` does it for many samples side by side, `simulator.contention` by events where
-work slows). `engine.walk` is its one compiled pass without a graph. `search.kernel` settles the
-times of an order under change. Tests hold them equal.
+What reads rule 1. Three engines say when the slots of a given order start:
+1. `engine.longest_path` follows the graph of any order. Its loop exists once more in
+   `simulator.samples`, over many samples side by side; and by events in `simulator.contention`,
+   where durations depend on what overlaps, so that no longest path exists.
+2. `engine.walk` is one compiled pass without a graph, for large orders without messages and slices.
+3. `search.kernel` settles the times of an order again after a change.
+Tests hold all three equal, and also the samples, and the events where nothing slows. What builds
+an order in `search` decides besides when its next slot could start: `listing`, `policy`, `exact`
+and `v_reorder`. They return orders, which the engines time.
 
 What the rows do not cover: how long an action takes (`costs`), when a blocking transfer occupies
 its queue (the p2p overhead in `costs`), which transport reorders messages (`checker`), and what
