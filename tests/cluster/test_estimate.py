@@ -1,6 +1,6 @@
 """One configuration in numbers, and fits: what adds up, what is refused, what is found again."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -81,6 +81,32 @@ def test_a_model_with_experts_holds_more_between_i_and_w_and_the_simulator_takes
     assert costs.bytes.held[5] > costs.bytes.activation[5]
     found = estimate(model, cluster, STACK, run)
     assert found.memory[8].activations > costs.bytes.activation[8]
+
+
+def test_two_copies_of_the_weights_share_the_work_and_exchange_gradients():
+    run = replace(RUN, v=1, schedule="1f1b")
+    alone = estimate(MODEL, CLUSTER, STACK, run)
+    for name in ("dualpipe", "chimera"):
+        both = estimate(MODEL, CLUSTER, STACK, replace(run, schedule=name))
+        assert both.breakdown.compute == pytest.approx(alone.breakdown.compute)
+        assert sum(asdict(both.breakdown).values()) == pytest.approx(both.step)
+        n = len(alone.memory)
+        for r in range(n):
+            sizes = alone.memory[r].weights + alone.memory[n - 1 - r].weights
+            assert both.memory[r].weights == pytest.approx(sizes)
+        assert both.breakdown.gradients > alone.breakdown.gradients
+
+
+def test_slots_of_dualpipe_hide_the_messages_of_experts():
+    model, cluster = load_model("deepseek-v3"), cluster_of("h800", 2048)
+    run = Run(4096, 1, 15360, pp=16, ep=64)
+    apart = estimate(model, cluster, STACK, replace(run, schedule="1f1b"))
+    together = estimate(model, cluster, STACK, replace(run, schedule="dualpipe"))
+    assert together.breakdown.compute == pytest.approx(apart.breakdown.compute)
+    assert together.breakdown.messages < 0.3 * apart.breakdown.messages
+    assert sum(asdict(together.breakdown).values()) == pytest.approx(together.step)
+    kept = apart.breakdown.messages + apart.breakdown.compute
+    assert together.step < kept + together.breakdown.imbalance  # no order of 1f1b's costs can
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,6 @@ def test_each_broken_rule_is_one_sentence(capsys):
         (["--gpu", "h101"], "there is no GPU named 'h101'; did you mean"),
         (["--stack", "h100-megatrn"], "there is no stack named 'h100-megatrn'; did you mean"),
         (["--cluster", "c.toml"], "name the GPU with --gpu, or a file of the cluster"),
-        (["--schedule", "dualpipe"], "dualpipe holds two copies of the weights"),
         (["--schedule", "seq1f1b"], "seq1f1b divides sequences into slices"),
         (["--schedule", "moe-pair", "-v", "4"], "moe-pair has several queues per rank"),
         (["--recompute-layers", "1,2,3"], "recompute_layers has 3 numbers; it needs 1, or one for"),

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from hocket import Costs, Schedule, Timeline, build, simulate
 from hocket.cluster.hardware import Cluster, load_gpu, slowed
@@ -201,7 +204,6 @@ def schedule_for(run: Run, cluster: Cluster) -> Schedule:
     schedule = schedule_of(run.schedule, run.pp, run.microbatches(cluster), run.v, run.options)
     placement = schedule.placement
     what = {
-        "holds two copies of the weights, which exchange gradients": len(placement.paths) > 1,
         "divides sequences into slices": placement.slices > 1,
         "has several queues per rank": len(placement.queues) > placement.p,
     }
@@ -218,10 +220,11 @@ def schedule_for(run: Run, cluster: Cluster) -> Schedule:
 
 @dataclass(frozen=True)
 class _Simulated:
-    """A run after its simulation: stages, those of each rank, and the seconds after its last W."""
+    """A run after its simulation: stages, those of each rank with the microbatches that it runs
+    of each, and the seconds after its last W."""
 
     stages: list[Stage]
-    owned: list[list[int]]
+    owned: list[dict[int, int]]
     costs: Costs
     timeline: Timeline
     after: list[tuple[float, float]]
@@ -241,13 +244,18 @@ def _simulated(
     placement = schedule.placement
     costs = costs_of_stages(found, model, cluster, stack, run)
     timeline = simulate(schedule, costs)
-    owned = [list(placement.stages_of_rank[r]) for r in range(run.pp)]
+    owned: list[dict[int, int]] = [{} for _ in range(run.pp)]
+    counts = np.bincount(placement.path_by_mb, minlength=len(placement.paths)).tolist()
+    for path, count in zip(placement.paths, counts, strict=True):
+        for stage, queue in enumerate(path):
+            owned[queue.rank][stage] = owned[queue.rank].get(stage, 0) + count
+    copies = len(placement.paths)
     seen: dict[tuple[int, ...], tuple[float, float]] = {}
     after = []
     for own in owned:
         key = tuple(id(found[s]) for s in own)
         if key not in seen:
-            seen[key] = _after(model, cluster, stack, run, [found[s] for s in own])
+            seen[key] = _after(model, cluster, stack, run, [found[s] for s in own], copies)
         after.append(seen[key])
     begins = [float(t.start) if run.validated_later else 0.0 for t in timeline.ranks]
     ends = [float(t.end) - begin for t, begin in zip(timeline.ranks, begins, strict=True)]
@@ -293,12 +301,13 @@ def _reduction(
 
 
 def _after(
-    model: Model, cluster: Cluster, stack: Stack, run: Run, own: list[Stage]
+    model: Model, cluster: Cluster, stack: Stack, run: Run, own: list[Stage], mirrored: int
 ) -> tuple[float, float]:
     """Seconds after a rank's last W: what is exposed of the gradients' reduction, and the update.
 
     Overlapped, the reduction runs under the last microbatch's backward and the gathering under the
-    first one's forward; the last bucket always shows.
+    first one's forward; the last bucket always shows. mirrored: pipeline ranks that hold the same
+    stages; they sum their gradients too.
     """
     dp, cp, cluster = run.dp(cluster), run.cp, slowed(cluster, stack.network, stack.latency)
     shared = sum(s.parameters for s in own)
@@ -308,6 +317,9 @@ def _after(
         _reduction(shared, dp * cp, run.tp, stack, run, cluster),
         _reduction(expert, copies, run.etp * run.ep, stack, run, cluster),
     ]
+    if mirrored > 1:
+        both = (shared + expert) * stack.gradient
+        pairs.append((cluster.ring(both, mirrored, cluster.gpus // run.pp, 2), 0.0))
     windows = (sum(s.I.total + s.W.total for s in own), sum(s.F.total for s in own))
     exposed = 0.0
     for times, window in zip(zip(*pairs, strict=True), windows, strict=True):
@@ -324,18 +336,29 @@ def _after(
     return exposed, update
 
 
+def _hidden_in_slots(sim: _Simulated) -> float:
+    """Seconds of messages that slots of a forward and a backward hide, on the average rank."""
+    if not isinstance(sim.costs.FB, Mapping):
+        return 0.0
+    share, ranks = 1 - float(sim.costs.FB["scale"]), len(sim.owned)
+    schedule = sim.timeline.schedule
+    pairs = len(schedule.codes) - schedule.n_slots
+    both = sum(s.F.total + s.I.total + s.W.total for s in sim.stages) / len(sim.stages)
+    return share * both * pairs / ranks
+
+
 def _breakdown(sim: _Simulated, stack: Stack, run: Run, cluster: Cluster) -> Breakdown:
-    m, slower = run.microbatches(cluster), 1 + stack.step
     works = []
     for own in sim.owned:
         total = Seconds()
-        for stage in (sim.stages[s] for s in own):
-            total = total.plus(stage.F).plus(stage.I).plus(stage.W)
-        works.append(total.times(m * slower))
+        for number, m in own.items():
+            stage = sim.stages[number]
+            total = total.plus(stage.F.plus(stage.I).plus(stage.W).times(m * (1 + stack.step)))
+        works.append(total)
     n = len(works)
     totals = [w.total for w in works]
     compute = sum(w.compute for w in works) / n
-    messages = sum(w.tp + w.cp + w.ep for w in works) / n
+    messages = sum(w.tp + w.cp + w.ep for w in works) / n - _hidden_in_slots(sim)
     gradients = sum(w.dp for w in works) / n + sum(a[0] for a in sim.after) / n
     update = sum(a[1] for a in sim.after) / n
     imbalance = max(totals) - sum(totals) / n

@@ -165,6 +165,7 @@ def costs_of_stages(
         F=tuple(slower * s.F.total for s in found),
         I=tuple(slower * s.I.total for s in found),
         W=tuple(slower * s.W.total for s in found),
+        FB=_fused(found),
         p2p_overhead=(0.0, message + stack.message_ms * 1e-3) if run.pp > 1 else None,
         unit="s",
         bytes=Bytes(
@@ -175,6 +176,17 @@ def costs_of_stages(
             message=message_bytes(model, run),
         ),
     )
+
+
+def _fused(found: list[Stage]) -> str | dict[str, float]:
+    """A slot of a forward and a backward: each runs under the experts' messages of the other.
+
+    Source: DeepSeek-V3, arXiv 2412.19437, section 3.2.1.
+    """
+    parts = [getattr(s, phase) for s in found for phase in ("F", "I", "W")]
+    exposed, compute = sum(x.ep for x in parts), sum(x.compute for x in parts)
+    total = sum(x.total for x in parts)
+    return {"scale": 1 - min(exposed, compute) / total} if exposed else "sum"
 
 
 def quantities_of_stage(model: Model, cluster: Cluster, stack: Stack, run: Run) -> dict[str, float]:
