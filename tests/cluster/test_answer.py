@@ -45,7 +45,7 @@ def test_every_configuration_has_a_fate_and_its_reason(found):
     assert fates == set(Fate) - {Fate.STATES}
     assert len({x.run for x in found.outcomes}) > 150
     for x in found.outcomes:
-        text = reason(x, MODEL, CLUSTER, found.fastest)
+        text = reason(x, found)
         if x.fate is Fate.RULE:
             assert text == "; ".join(f.text for f in faults(MODEL, CLUSTER, x.run)) != ""
         elif x.fate is Fate.MEMORY:
@@ -62,7 +62,7 @@ def test_the_reason_of_a_slower_one_names_the_part_that_grew_most(found):
     fastest = found.fastest
     one = next(x for x in found.outcomes if x.fate is Fate.SLOWER)
     grown = {k: v - getattr(fastest.breakdown, k) for k, v in asdict(one.parts).items()}
-    text = reason(one, MODEL, CLUSTER, fastest)
+    text = reason(one, found)
     share = one.seconds / fastest.step - 1
     assert text.startswith(f"is {100 * share:.1f} % slower: ")
     assert f" more {PARTS[max(grown, key=grown.get)]}" in text.split(" and ")[0]
@@ -306,7 +306,7 @@ def test_the_order_is_planned_in_the_memory_that_is_left(capsys, tmp_path):
 
 
 def test_the_picture_has_a_bar_for_each_part_and_a_point_for_each_simulation(found):
-    figure = chart(found, CLUSTER)
+    figure = chart(found)
     root = ElementTree.fromstring(as_svg(figure))
     texts = [x.text for x in root.iter() if x.tag.endswith("text")]
     assert "limit 80 GB" in texts and "rank 0" in texts

@@ -350,7 +350,7 @@ def test_one_run_fits_one_number_and_its_error_stays_unknown(capsys, tmp_path):
         ("pp = 4\noptions = 3\nstep_s = 9", "options is 3; it must be a table"),
         ("pp = 4\nschedule = 3\nstep_s = 9", "schedule is 3; it must be a name"),
         ('pp = 4\nschedule = "nope"\nstep_s = 9', "there is no schedule 'nope'"),
-        ('pp = 4\nschedule = "dualpipe"\nstep_s = 9', "dualpipe holds two copies of the weights"),
+        ('pp = 4\nschedule = "seq1f1b"\nstep_s = 9', "seq1f1b divides sequences into slices"),
         ("model = 3\nstep_s = 9", "model is 3; it must be a name or a file"),
         ("gpu = 3\nstep_s = 9", "gpu is 3; it must be a name"),
         ("gpus = 1.5\nstep_s = 9", "gpus is 1.5; it must be a whole number"),

@@ -101,25 +101,24 @@ def model_plan(asked: ModelOptions, more: Options) -> Answer:
     margin = 0.03 if more.margin is None else more.margin
     found = search(*case, margin=margin)
     if found.fastest is None:
-        raise PlanError(nothing_fits(found, model, cluster))
+        raise PlanError(nothing_fits(found))
     if asked.order is not None:
-        found = with_planned(found, cluster, asked.order, more.output)
+        found = with_planned(found, asked.order, more.output)
     first, remedies = found.best[0], helps(found.best[0])
     data: dict[str, Any] = {"would_help": helps_json(remedies)}
     texts = []
     if target is not None:
         data["flags"] = target.text(first)
         texts.append(data["flags"].rstrip())
-    texts.append(found_text(found, margin, cluster, remedies))
+    texts.append(found_text(found, margin, remedies))
     if asked.why is not None:
-        rest = (model, cluster, found.fastest)
         outcomes = outcomes_of(model, cluster, stack, replace(space, **asked.why))
-        texts.append(why_text(asked.why, outcomes, *rest))
-        data["why"] = outcomes_json(outcomes, *rest)
+        texts.append(why_text(asked.why, outcomes, found))
+        data["why"] = outcomes_json(outcomes, found)
     if more.output is not None:
-        write(more.output, _file(found, cluster, target, more.output))
+        write(more.output, _file(found, target, more.output))
         texts.append(f"written: {more.output}")
-    return Answer("\n\n".join(texts), lambda: found_json(found, model, cluster) | data)
+    return Answer("\n\n".join(texts), lambda: found_json(found) | data)
 
 
 def _check(asked: ModelOptions, more: Options, target: Target | None) -> None:
@@ -165,7 +164,7 @@ def _case(
     return model, cluster, stack, replace(space, schedule=names, **kept, **target.only)
 
 
-def with_planned(found: Found, cluster: Cluster, seconds: float, path: str | None) -> Found:
+def with_planned(found: Found, seconds: float, path: str | None) -> Found:
     """The same with a planned order for the answer, where one is found that is faster.
 
     path: of a file that the order will be in, if it is a `.sched`.
@@ -183,7 +182,7 @@ def with_planned(found: Found, cluster: Cluster, seconds: float, path: str | Non
     slack = 1 + first.stack.slack
     static = [x.weights + x.gradients + x.optimizer for x in first.memory]
     other = fullest.buffers - (slack - 1) * fullest.activations
-    limits = tuple((cluster.memory - other + (slack - 1) * x) / slack for x in static)
+    limits = tuple((found.cluster.memory - other + (slack - 1) * x) / slack for x in static)
     shape = "linear" if run.v == 1 else "v" if run.schedule == "zb-v" else "looped"
     request = Request(
         p=run.pp, m=first.microbatches, costs=first.costs, memory=limits, v=(run.v,),
@@ -195,12 +194,12 @@ def with_planned(found: Found, cluster: Cluster, seconds: float, path: str | Non
     if order.placement != first.timeline.schedule.placement:
         return found
     other_order = replace(order, name=name)
-    one = estimate(first.model, cluster, first.stack, run, order=other_order)
+    one = estimate(first.model, found.cluster, first.stack, run, order=other_order)
     better = one.fits and one.step < first.step
     return replace(found, best=(one, *found.best)) if better else found
 
 
-def _file(found: Found, cluster: Cluster, target: Target | None, path: str) -> str | bytes:
+def _file(found: Found, target: Target | None, path: str) -> str | bytes:
     """What goes into a file: by its ending the order or a picture, else what --for prints."""
     from hocket.cluster.chart import chart
     from hocket.render.pdf import as_pdf
@@ -209,7 +208,7 @@ def _file(found: Found, cluster: Cluster, target: Target | None, path: str) -> s
 
     drawn = {".svg": as_svg, ".pdf": as_pdf}.get(Path(path).suffix)
     if drawn is not None:
-        return drawn(chart(found, cluster))
+        return drawn(chart(found))
     if Path(path).suffix == ".sched":
         return dumps(found.best[0].timeline.schedule)
     if target is None:

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from fractions import Fraction
 
-from hocket.cluster.hardware import Cluster
 from hocket.cluster.reasons import estimate_words, percent, reason
 from hocket.cluster.search import Fate, Found
 from hocket.render.figure import Box, Dot, Figure, Lines, Shape, Text
@@ -19,16 +18,16 @@ _COLOURS = {"weights": "F", "gradients": "B", "optimizer": "W", "activations": "
 _CUT = 3.0  # times the fastest step: what is slower is not drawn
 
 
-def chart(found: Found, cluster: Cluster) -> Figure:
+def chart(found: Found) -> Figure:
     """The picture of a search that found something."""
-    ranks = len(found.best[0].memory)
+    cluster, ranks = found.cluster, len(found.best[0].memory)
     row = min(_ROW, _TALLEST / ranks)
     bottom = 70 + ranks * row
     title = f"{found.best[0].model.name} on {cluster.gpus:,} {cluster.gpu.name}"
     shapes = [
         Text("title", LEFT, 22, title, size=15),
-        *_bars(found, cluster, row),
-        *_points(found, cluster, bottom + 60),
+        *_bars(found, row),
+        *_points(found, bottom + 60),
     ]
     return Figure(WIDTH, bottom + 60 + _PLOT + 52, title, shapes)
 
@@ -37,9 +36,9 @@ def _x(n_bytes: float, most: float) -> float:
     return LEFT + n_bytes / most * (WIDTH - LEFT - RIGHT)
 
 
-def _bars(found: Found, cluster: Cluster, row: float) -> Iterator[Shape]:
+def _bars(found: Found, row: float) -> Iterator[Shape]:
     """The memory of each pipeline rank in its parts, and the limit."""
-    memory, top = found.best[0].memory, 62.0
+    memory, cluster, top = found.best[0].memory, found.cluster, 62.0
     most = 1.05 * max(cluster.memory, *(x.total for x in memory))
     at = LEFT
     for name, css in _COLOURS.items():
@@ -59,9 +58,9 @@ def _bars(found: Found, cluster: Cluster, row: float) -> Iterator[Shape]:
     yield Text("faint", x, top - 8, f"limit {format_bytes(cluster.memory)}", "end")
 
 
-def _points(found: Found, cluster: Cluster, top: float) -> Iterator[Shape]:
+def _points(found: Found, top: float) -> Iterator[Shape]:
     """Step time upwards against the memory of the fullest rank, for all that were simulated."""
-    best, fastest = found.best[0], min(e.step for e in found.best)
+    best, cluster, fastest = found.best[0], found.cluster, min(e.step for e in found.best)
     shown = [x for x in found.outcomes if x.parts and x.seconds and x.n_bytes]
     shown = [x for x in shown if (x.seconds or 0.0) < _CUT * fastest]
     most = 1.05 * max(cluster.memory, *(min(x.n_bytes or 0.0, 2 * cluster.memory) for x in shown))
@@ -83,7 +82,7 @@ def _points(found: Found, cluster: Cluster, top: float) -> Iterator[Shape]:
     yield Lines("front", [[(x_limit, top), (x_limit, bottom)]])
     for one in sorted(shown, key=lambda x: x.fate is Fate.KEPT):
         x = _x(min(one.n_bytes or 0.0, most), most)
-        why = reason(one, best.model, cluster, best)
+        why = reason(one, found)
         about = f"{estimate_words(one.run)}: {format_time(one.seconds, 's')}, {why}"
         yield Dot("on" if one.fate is Fate.KEPT else "off", x, y_of(one.seconds or 0.0), 3, about)
     x = _x(best.memory[best.fullest].total, most)

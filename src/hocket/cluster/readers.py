@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from hocket.cluster.model import Mla, Model, Moe, load_model
 from hocket.cluster.run import Run
-from hocket.cluster.tables import load_toml
+from hocket.cluster.tables import catalogue, load_toml
 from hocket.errors import UsageError
 from hocket.files import read_text
 from hocket.interop.megatron import read_layout
@@ -19,27 +19,7 @@ from hocket.interop.megatron import read_layout
 # --- Hugging Face's config.json ---------------------------------------------------------------
 
 # Keys that change no size: they are read past. Any other key is refused, since it could.
-_NO_SIZE = frozenset({
-    "architectures", "attention_bias", "attention_dropout", "attn_pdrop", "embd_pdrop",
-    "resid_pdrop", "auto_map", "bos_token_id", "eos_token_id", "pad_token_id",
-    "classifier_dropout", "hidden_act", "hidden_activation", "activation_function",
-    "hidden_dropout", "initializer_range", "layer_norm_epsilon", "layer_norm_eps",
-    "rms_norm_eps", "model_type", "pretraining_tp", "rope_scaling", "rope_theta",
-    "rope_parameters", "rotary_emb_base", "rotary_pct", "rotary_percentage", "torch_dtype",
-    "dtype", "transformers_version", "use_cache", "router_aux_loss_coef", "aux_loss_alpha",
-    "output_router_logits", "norm_topk_prob", "scoring_func", "seq_aux", "topk_group",
-    "n_group", "topk_method", "routed_scaling_factor", "ep_size", "quantization_config",
-    "attn_logit_softcapping", "final_logit_softcapping", "query_pre_attn_scalar",
-    "max_window_layers", "cache_implementation", "attention_function", "task_specific_params",
-    "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type",
-    "summary_use_proj", "n_ctx", "reorder_and_upcast_attn", "scale_attn_by_inverse_layer_idx",
-    "scale_attn_weights", "gradient_checkpointing", "_name_or_path", "mlp_bias",
-    "router_jitter_noise", "layer_types", "n_inner", "use_parallel_residual",
-    "use_sliding_window", "initial_context_length", "experts_per_token", "swiglu_limit",
-    "router_bias", "partial_rotary_factor", "attention_multiplier", "sep_token_id",
-    "tokenizer_class", "rotary_base", "name_or_path", "max_position_embeddings",
-    "qk_head_dim", "rope_interleave", "sliding_window_pattern",
-})  # fmt: skip
+_NO_SIZE = frozenset(catalogue("keys")["huggingface"]["no_size"])
 
 
 class Architecture(NamedTuple):

@@ -49,31 +49,31 @@ def estimate_words(run: Run) -> str:
 # --- why a configuration lost ------------------------------------------------------------------
 
 
-def reason(outcome: Outcome, model: Model, cluster: Cluster, best: Estimate | None) -> str:
-    """Why a configuration is not the answer, one sentence; best: the fastest, where one fits."""
-    return _REASONS[outcome.fate](outcome, model, cluster, best)
+def reason(outcome: Outcome, found: Found) -> str:
+    """Why a configuration is not the answer of a search, one sentence."""
+    return _REASONS[outcome.fate](outcome, found)
 
 
-def _rule(outcome: Outcome, model: Model, cluster: Cluster, best: Estimate | None) -> str:
-    broken = faults(model, cluster, outcome.run)
+def _rule(outcome: Outcome, found: Found) -> str:
+    broken = faults(found.model, found.cluster, outcome.run)
     if broken:
         return "; ".join(fault.text for fault in broken)
     try:
-        schedule_for(outcome.run, cluster)
+        schedule_for(outcome.run, found.cluster)
     except HocketError as error:
         return str(error)
     return "its schedule cannot be simulated"
 
 
-def _too_large(outcome: Outcome, model: Model, cluster: Cluster, best: Estimate | None) -> str:
+def _too_large(outcome: Outcome, found: Found) -> str:
     need = outcome.n_bytes or 0.0
     what = "with one microbatch in flight" if outcome.fate is Fate.STATES else "on its fullest rank"
-    over = format_bytes(need - cluster.memory)
+    over = format_bytes(need - found.cluster.memory)
     return f"needs {format_bytes(need)} {what}: {over} more than the limit"
 
 
-def _slower(outcome: Outcome, model: Model, cluster: Cluster, best: Estimate | None) -> str:
-    seconds = outcome.seconds or 0.0
+def _slower(outcome: Outcome, found: Found) -> str:
+    seconds, best = outcome.seconds or 0.0, found.fastest
     if best is None or outcome.parts is None:
         return f"takes at least {format_time(seconds, 's')} in any order" + (
             f", {percent(seconds / best.step - 1)} longer than the fastest" if best else ""
@@ -88,13 +88,13 @@ def _slower(outcome: Outcome, model: Model, cluster: Cluster, best: Estimate | N
     return f"is {percent(share)} slower: {where}"
 
 
-_REASONS: Mapping[Fate, Callable[[Outcome, Model, Cluster, Estimate | None], str]] = {
+_REASONS: Mapping[Fate, Callable[[Outcome, Found], str]] = {
     Fate.RULE: _rule, Fate.STATES: _too_large, Fate.MEMORY: _too_large,
     Fate.BOUND: _slower, Fate.SLOWER: _slower, Fate.KEPT: _slower,
 }  # fmt: skip
 
 
-def nothing_fits(found: Found, model: Model, cluster: Cluster) -> str:
+def nothing_fits(found: Found) -> str:
     """Why a search found nothing, and what came nearest, one sentence each."""
     counts = ", ".join(f"{n:,} {fate}" for fate, n in found.counts.items() if n)
     lines = [f"no configuration fits: {counts or 'there is none to try'}"]
@@ -102,13 +102,13 @@ def nothing_fits(found: Found, model: Model, cluster: Cluster) -> str:
     if large:
         least = min(large, key=lambda x: x.n_bytes or 0.0)
         lines.append(
-            f"the smallest, {estimate_words(least.run)}, {reason(least, model, cluster, None)}; "
+            f"the smallest, {estimate_words(least.run)}, {reason(least, found)}; "
             "try more --gpus or a larger --memory"
         )
     elif found.outcomes:
         plain = min(found.outcomes, key=lambda x: x.run.pp * x.run.tp * x.run.cp)
-        lines.append(f"{estimate_words(plain.run)}: {reason(plain, model, cluster, None)}")
-        lines += nearest_text(model, cluster, plain.run)
+        lines.append(f"{estimate_words(plain.run)}: {reason(plain, found)}")
+        lines += nearest_text(found.model, found.cluster, plain.run)
     return "\n".join(lines)
 
 

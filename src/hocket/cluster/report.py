@@ -275,9 +275,9 @@ def _short(run: Run, cluster: Cluster) -> tuple[str, str, str]:
     return layout, str(run.micro_batch), _recomputed(run)
 
 
-def found_text(found: Found, margin: float, cluster: Cluster, remedies: Sequence[Help]) -> str:
+def found_text(found: Found, margin: float, remedies: Sequence[Help]) -> str:
     """The answer of a search: what to run, the estimate, the alternatives, and all the others."""
-    first, fastest = found.best[0], min(e.step for e in found.best)
+    first, cluster, fastest = found.best[0], found.cluster, min(e.step for e in found.best)
     bar = _bar(first)
     heads = ("layout", "microbatch", "recomputed", f"step{_pm(bar)}", "above the fastest",
              "memory", "MFU")  # fmt: skip
@@ -293,14 +293,14 @@ def found_text(found: Found, margin: float, cluster: Cluster, remedies: Sequence
     lines = [f"within {percent(margin)} of the fastest, simplest first\n" + table(rows, heads)]
     if left:
         lines.append(f"and {left} more, mostly with other -v, microbatches or ends (--json)")
-    if bar is not None and bar > margin:
+    if len(found.best) > 1 and bar is not None and bar > margin:
         lines.append("these differ by less than the stack's error: measure two or three of them")
     return "\n\n".join((
         f"run {layout}{order}: {estimate_words(first.run)}",
         as_text(first, remedies),
         "\n".join(lines),
         "\n".join((f"of {sum(found.counts.values()):,} configurations, {counts}",
-                   *_barely_too_large(found, first, cluster))),
+                   *_barely_too_large(found, first))),
     ))  # fmt: skip
 
 
@@ -312,28 +312,25 @@ def _families(best: Sequence[Estimate]) -> list[Estimate]:
     return list(firsts.values())
 
 
-def _barely_too_large(found: Found, first: Estimate, cluster: Cluster) -> Iterator[str]:
+def _barely_too_large(found: Found, first: Estimate) -> Iterator[str]:
     """The fastest configuration that does not fit, where it is faster than the answer."""
     short = [x for x in found.outcomes if x.fate is Fate.MEMORY and (x.seconds or 0) < first.step]
     if short:
         one = min(short, key=lambda x: x.seconds or 0.0)
-        layout, micro, recomputed = _short(one.run, cluster)
+        layout, micro, recomputed = _short(one.run, found.cluster)
         yield (
             f"with more memory: {layout}, microbatch {micro}, recomputing {recomputed} takes "
-            f"{format_time(one.seconds, 's')} and {reason(one, first.model, cluster, first)}"
+            f"{format_time(one.seconds, 's')} and {reason(one, found)}"
         )
 
 
-def why_text(
-    asked: Mapping[str, Any], outcomes: Sequence[Outcome], model: Model, cluster: Cluster,
-    best: Estimate | None,
-) -> str:  # fmt: skip
+def why_text(asked: Mapping[str, Any], outcomes: Sequence[Outcome], found: Found) -> str:
     """Why the configurations of a question are not the answer: the best of them first."""
     counts = Counter(x.fate for x in outcomes)
     words = ", ".join(f"{k.replace('_', '-')}={'|'.join(map(_plain, x))}" for k, x in asked.items())
     rows = [
-        (*_short(x.run, cluster), format_time(x.seconds, "s") if x.seconds else "",
-         format_bytes(x.n_bytes) if x.n_bytes else "", reason(x, model, cluster, best))
+        (*_short(x.run, found.cluster), format_time(x.seconds, "s") if x.seconds else "",
+         format_bytes(x.n_bytes) if x.n_bytes else "", reason(x, found))
         for x in outcomes[:_SHOWN]
     ]  # fmt: skip
     left = len(outcomes) - len(rows)
@@ -353,16 +350,14 @@ def _plain(value: Any) -> str:
     return "+".join(value) or "none" if isinstance(value, tuple) else str(value)
 
 
-def outcomes_json(
-    outcomes: Iterable[Outcome], model: Model, cluster: Cluster, best: Estimate | None
-) -> list[dict[str, Any]]:
+def outcomes_json(outcomes: Iterable[Outcome], found: Found) -> list[dict[str, Any]]:
     """What became of configurations as plain data; a bound's seconds are the least possible."""
     return [
         {
             "options": estimate_words(x.run),
-            "dp": x.run.dp(cluster),
+            "dp": x.run.dp(found.cluster),
             "fate": x.fate.name.lower(),
-            "reason": reason(x, model, cluster, best),
+            "reason": reason(x, found),
             "step_s": x.seconds,
             "memory_bytes": x.n_bytes,
         }
@@ -370,10 +365,10 @@ def outcomes_json(
     ]
 
 
-def found_json(found: Found, model: Model, cluster: Cluster) -> dict[str, Any]:
+def found_json(found: Found) -> dict[str, Any]:
     """The same as plain data: the configurations within the margin, simplest first, and all."""
     return {
         "best": [as_json(e) | {"options": estimate_words(e.run)} for e in found.best],
         "counts": dict(found.counts),
-        "configurations": outcomes_json(found.outcomes, model, cluster, found.fastest),
+        "configurations": outcomes_json(found.outcomes, found),
     }

@@ -109,8 +109,10 @@ class Outcome(NamedTuple):
 class Found:
     """The answer: those within the margin of the fastest, simplest first; what became of all."""
 
+    model: Model
+    cluster: Cluster
     best: tuple[Estimate, ...]
-    outcomes: tuple[Outcome, ...] = ()
+    outcomes: tuple[Outcome, ...]
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -204,7 +206,7 @@ class _Race:
         fates = (Fate.KEPT if e.step <= self.limit else Fate.SLOWER for _, e in self.fits)
         last = [_outcome(e, fate) for (_, e), fate in zip(self.fits, fates, strict=True)]
         best = sorted(kept, key=lambda x: (*_effort(x[1]), x[0]))
-        return Found(tuple(e for _, e in best), (*self.outcomes, *last))
+        return Found(self.model, self.cluster, tuple(e for _, e in best), (*self.outcomes, *last))
 
 
 def _outcome(one: Estimate, fate: Fate) -> Outcome:

@@ -140,7 +140,7 @@ def stack_of(gpu: Gpu, software: str = "") -> Stack:
     """The stack that is taken for a GPU where none is named; of a `software` where there is one.
 
     A stack of another maker's GPU is scaled by the share of the peak that the fastest measured
-    product reaches on each, and asks to be calibrated.
+    product reaches on each; its error is unknown, and it asks to be calibrated.
 
     Raises: UsageError where the catalogue has none, with the stacks that it has.
     """
@@ -156,7 +156,10 @@ def stack_of(gpu: Gpu, software: str = "") -> Stack:
         return stack
     home = load_gpu(stack.gpu)
     scale = gpu.reached / gpu.bf16 / (home.reached / home.bf16) if gpu.reached else 1.0
-    return replace(stack, gemm=stack.gemm * scale, calibrate_first=True)
+    return replace(
+        stack, name=f"{stack.name} for {gpu.name}", gemm=stack.gemm * scale, fit=Fit(),
+        calibrate_first=True,
+    )  # fmt: skip
 
 
 def dumps_stack(stack: Stack) -> str:

@@ -43,7 +43,7 @@ def load_toml(path: str | Path) -> dict[str, Any]:
 
 @cache
 def catalogue(kind: str) -> dict[str, Any]:
-    """Every entry of a catalogue ("models", "gpus", "stacks") that ships with hocket, by name."""
+    """Every entry of a catalogue ("models", "gpus", "stacks", "keys") that ships, by name."""
     folder = resources.files("hocket.cluster") / "data" / kind
     files = sorted((f for f in folder.iterdir() if f.name.endswith(".toml")), key=lambda f: f.name)
     return {f.name.removesuffix(".toml"): tomllib.loads(f.read_text("utf-8")) for f in files}
