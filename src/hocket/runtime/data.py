@@ -41,6 +41,21 @@ class Batch(NamedTuple):
         return given or self.weights is not None
 
 
+def joined(batches: Sequence[tuple[Any, Any]], m: int, slices: int, device: torch.device) -> Batch:
+    """Several batches as the microbatches of one, which weigh as they do in their own."""
+    inputs: list[Any] = []
+    targets: list[Any] = []
+    weights: list[float] = []
+    for x, y in batches:
+        if x is not None:
+            inputs += microbatches(x, m, "inputs", device, slices)
+        if y is not None:
+            values = microbatches(y, m, "targets", device, slices)
+            targets += values
+            weights += shares(values, None, slices)
+    return Batch(inputs or None, targets or None, weights or None)
+
+
 def load(batch: Batch, execution: Execution, device: torch.device) -> None:
     """Puts a rank's microbatches into its first and last stages.
 

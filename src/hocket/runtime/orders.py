@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import NamedTuple
 
 import torch
@@ -48,6 +49,22 @@ def lower(schedule: Schedule, *, tagged: bool = True) -> Schedule:
         schedule = move(insert_communication(forwards_first(schedule)))
     check(schedule, "tagged" if tagged else "rendezvous").raise_if_bad()
     return schedule
+
+
+def forwards(schedule: Schedule, times: int) -> Schedule:
+    """The forwards of a schedule so many times over, each time of microbatches of their own."""
+    one = forward_only(schedule)
+    m = one.m
+    placement = replace(one.placement, path_of=one.placement.path_of * times)
+    order = {
+        queue: [
+            [action._replace(mb=action.mb + first) for action in slot]
+            for first in range(0, times * m, m)
+            for slot in slots
+        ]
+        for queue, slots in one.order.items()
+    }
+    return Schedule.from_order(schedule.name, placement, order)
 
 
 def split_stages(schedule: Schedule) -> set[int]:

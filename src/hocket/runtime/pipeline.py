@@ -15,9 +15,10 @@ from torch import Tensor, nn
 from hocket.errors import RunError
 from hocket.ir import Schedule
 from hocket.runtime import orders, verify
-from hocket.runtime.data import Batch, load, losses_of, recorded_of
+from hocket.runtime.data import Batch, joined, load, losses_of, recorded_of
 from hocket.runtime.dispatch import DISPATCH, chosen
 from hocket.runtime.execute import Execution
+from hocket.runtime.generation import Cache, Chooser, one_pass
 from hocket.runtime.handshake import describe
 from hocket.runtime.measure import gather
 from hocket.runtime.names import parts, renamings
@@ -138,6 +139,8 @@ class Pipeline:
         if not schedule.is_forward_only:
             self._training = self._bind(self.lowered, self._stages, execute)
         self._evaluation = self._bind(evaluation, self._stages, execute, training=False)
+        self._evaluations: dict[int, Execution] = {}  # of several batches, by their number
+        self._execute = execute
         self._verify_first = verify
         self._ran: Execution | None = None
         self._timeline: Timeline | None = None
@@ -157,7 +160,8 @@ class Pipeline:
             raise RunError(
                 f"it holds the stages {sorted(needed)}, but was given modules for {sorted(given)}"
             )
-        check_carries(self.schedule, self.modules)
+        cut = f"{self.schedule.name} cuts sequences into {placement.slices} slices"
+        check_carries(self.modules, cut if placement.slices > 1 else None)
         self._parameters.groups()
         return prepared
 
@@ -238,9 +242,12 @@ class Pipeline:
                 stage.observers = seen
 
         self.guard(start, "the start of the step")
-        loss = self._run(execution)
+        losses = self._run(execution)
+        assert losses is not None
+        if execution is self._training and not bool(losses.isfinite().all()):
+            self._report_odd(losses)
         self._parameters.close(trained=trained, sync=sync)
-        return loss
+        return losses.sum()
 
     def eval(
         self, inputs: Any, targets: Any = None, *, outputs: bool = False,
@@ -251,24 +258,93 @@ class Pipeline:
         With `outputs`: (loss, list of the output of each microbatch; None where another rank has
         it).
         """
-        stages, batch = self._stages.values(), Batch(inputs, targets, weights, replicated)
+        batch = Batch(inputs, targets, weights, replicated)
+        losses, kept = self._evaluate(self._evaluation, lambda: batch, outputs)
+        loss = None if losses is None else losses.sum()
+        return (loss, kept) if outputs else loss
+
+    def eval_batches(
+        self, batches: Sequence[tuple[Any, Any]], *, outputs: bool = False
+    ) -> list[Any]:
+        """For each pair of inputs and targets what `eval` returns, without a pause between them.
+
+        The forwards of a batch begin while those of the one before are still under way, so that
+        only the first and the last ranks' waits are left, once for all batches together.
+
+        Raises: RunError where the ranks have other numbers of batches.
+        """
+        n, m, slices = len(batches), self.schedule.m, self.schedule.placement.slices
+        every = self.guard(lambda: self._session.exchange(str(n).encode()), _START)
+        if len({*every}) > 1:
+            counts = ", ".join(raw.decode() for raw in every)
+            raise RunError(f"the ranks have other numbers of batches: {counts}")
+        if not n:
+            return []
+        if n not in self._evaluations:
+            order = orders.forwards(self.schedule, n)
+            self._evaluations[n] = self._apart(order, self._execute, training=False)
+        losses, kept = self._evaluate(
+            self._evaluations[n], lambda: joined(batches, m, slices, self.device), outputs
+        )
+        each = [None] * n if losses is None else [*losses.view(n, m).sum(1)]
+        parts = (kept[first : first + m] for first in range(0, n * m, m))
+        return [*zip(each, parts, strict=True)] if outputs else each
+
+    def generate(
+        self, tokens: Tensor, n: int, *, temperature: float = 0.0, seed: int = 0,
+        end: int | None = None,
+    ) -> Tensor:  # fmt: skip
+        """The tokens that follow, int64 `[sequence, position]`, n at most; the same on every rank.
+
+        tokens: the beginnings, int64 `[sequence, position]`, on every rank; one sequence is enough.
+        temperature: 0 takes the likeliest token, more draws one from the scores divided by it, with
+        this seed. end: a sequence that has this token only repeats it, and when all have it the
+        rest is left out. Each stage keeps keys and values: it has `carries = True` and returns
+        (output, carried), as for slices of a sequence, or `carries = False`. Dropout stays as the
+        modules have it, so call their `eval()` first.
+
+        Raises: RunError for a stage that does not say what it carries.
+        """
+        check_carries(self.modules, "generation calls a stage once for each token")
+        m = min(self.schedule.m, len(tokens))
+        execution = self._apart(one_pass(self.schedule, m), self._execute, training=False)
+        for s, stage in execution.parts.stages.items():
+            stage.carry = None if stage.carry is None else Cache(s, m)
+        chooser = Chooser(len(tokens), temperature, seed, end)
+        made = [tokens[:, :0].cpu()]
+        while len(made) <= n and not bool(chooser.ended.all()):
+            batch = Batch(tokens, None)
+            _, outputs = self._evaluate(execution, lambda batch=batch: batch, True)
+            tokens = self.guard(
+                lambda outputs=outputs: chooser.choose(outputs, self._session.exchange),
+                "the choice of a token",
+            )
+            made.append(tokens)
+        return torch.cat(made, dim=1)
+
+    def _evaluate(
+        self, execution: Execution, make: Callable[[], Batch], outputs: bool
+    ) -> tuple[Tensor | None, list[Any]]:
+        """The losses of microbatches, and the outputs if wanted, where this rank has them."""
+        stages = execution.parts.stages.values()
+        m = execution.program.schedule.m
 
         def start() -> None:
-            load(batch, self._evaluation, self.device)
+            load(make(), execution, self.device)
             for stage in stages:
-                stage.outputs, stage.observers = [None] * self.schedule.m if outputs else None, ()
+                stage.outputs, stage.observers = [None] * m if outputs else None, ()
 
-        self.guard(start, "the start of the evaluation")
-        loss = self._run(self._evaluation)
-        if not outputs:
-            return loss
+        self.guard(start, _START)
+        losses = self._run(execution)
         kept = [stage.outputs for stage in stages if stage.outputs is not None]
-        return loss, [
+        return losses, [
             next((out for out in of_mb if out is not None), None)
             for of_mb in zip(*kept, strict=True)
         ]
 
-    def _run(self, execution: Execution) -> Any:
+    def _run(self, execution: Execution) -> Tensor | None:
+        """The weighted losses of microbatches, None where there are no targets."""
+
         def run() -> None:
             with torch.set_grad_enabled(execution.parts.training):
                 execution.run()
@@ -287,12 +363,7 @@ class Pipeline:
             )
             self.metrics, self._adds_losses = found.values, found.has_losses
             losses = None if losses is None else losses + found.losses
-        if losses is None:
-            return None
-        total = losses.sum()
-        if execution is self._training and not math.isfinite(total):
-            self._report_odd(losses)
-        return total
+        return losses
 
     def _report_odd(self, losses: Tensor) -> None:
         """Warns, once, of losses that are not finite."""
@@ -302,7 +373,7 @@ class Pipeline:
                 f"step {self.steps_done}: the loss of microbatch {odd[0]} is "
                 f"{float(losses[odd[0]])} ({len(odd)} of {len(losses)} are not finite); a hook "
                 "before_forward shows which stage gets the first such value",
-                stacklevel=5,
+                stacklevel=4,
             )
         self._reported = True
 
@@ -447,12 +518,17 @@ class Pipeline:
         verify.refuse(texts, off.loss, sliced=sliced)
 
     def _reference(self, whole: bool) -> Execution:
-        order = verify.one_after_the_other(self.schedule, whole=whole)
+        return self._apart(verify.one_after_the_other(self.schedule, whole=whole), Execution)
+
+    def _apart(
+        self, order: Schedule, execute: Callable[..., Execution], *, training: bool = True
+    ) -> Execution:
+        """Another order on the same modules, with backwards that are not split."""
         stages = self._stages_of(order, {})
         for s, stage in stages.items():
             stage.keys = self._stages[s].keys
         order = orders.lower(order, tagged=self._session.tagged)
-        return self._bind(order, stages, Execution)
+        return self._bind(order, stages, execute, training=training)
 
     # --- the other ranks --------------------------------------------------------------------
 
@@ -471,6 +547,9 @@ class Pipeline:
         self._session.close()
         for plan in self.split_plans.values():
             plan.close()
+
+
+_START = "the start of the evaluation"
 
 
 def _device(device: torch.device | str | None, stages: Mapping[int, nn.Module]) -> torch.device:

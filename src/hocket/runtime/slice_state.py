@@ -15,7 +15,6 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hocket.errors import RunError
-from hocket.ir import Schedule
 from hocket.runtime.values import flatten, rebuild
 
 
@@ -98,22 +97,22 @@ def _kind(value: Any) -> str:
     return f"{len(value)} values" if isinstance(value, tuple) else f"a {type(value).__name__}"
 
 
-def check_carries(schedule: Schedule, modules: Mapping[int, nn.Module]) -> None:
-    """Checks that modules and slices fit together.
+def check_carries(modules: Mapping[int, nn.Module], why: str | None) -> None:
+    """Checks what modules say of what they hand from one part of a sequence to the next.
 
-    Raises: RunError for a module that cannot be called as it says, or, where there are slices,
-    that does not say what it hands from one to the next.
+    why: each must say something; None: it need not.
+
+    Raises: RunError for one that says nothing then, or cannot be called as it says.
     """
     for module in modules.values():
         name = type(module).__name__  # and no stage: all ranks are to say the same
         if carries(module) and not _takes_carried(module):
             raise RunError(f"{name} has carries = True, but its forward takes no `carried`")
-        if carries(module) is None and schedule.placement.slices > 1:
+        if carries(module) is None and why is not None:
             raise RunError(
-                f"{schedule.name} cuts sequences into {schedule.placement.slices} slices, but "
-                f"{name} does not say what it hands from slice to slice; give it carries = True, "
-                "take `carried` and return (output, carried), or carries = False if no position "
-                "looks at another"
+                f"{why}, but {name} does not say what it hands from slice to slice; give it "
+                "carries = True, take `carried` and return (output, carried), or carries = False "
+                "if no position looks at another"
             )
 
 
