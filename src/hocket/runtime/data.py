@@ -69,10 +69,10 @@ def load(batch: Batch, execution: Execution, device: torch.device) -> None:
         values = microbatches(batch.inputs, m, "inputs", device, slices, batch.replicated)
         for mb in parts.first:
             parts.stages[0].inputs[mb] = (values[mb],)
-    for stage in parts.stages.values():
+    for s, stage in parts.stages.items():
         stage.targets[:] = [None] * m
-        stage.weights, stage.scale = (), batch.scale
-        stage.weigh = partial(_weights, batch, m, slices, rank)
+        stage.scale, stage.weigh = batch.scale, partial(_weights, batch, m, slices, rank)
+        stage.weights = stage.weights if parts.last[s] else ()
     last = [(parts.stages[s], mb) for s, mbs in parts.last.items() for mb in mbs]
     if not last or (batch.targets is None and not parts.training):
         return
@@ -83,7 +83,9 @@ def load(batch: Batch, execution: Execution, device: torch.device) -> None:
     weights = shares(values, batch.weights, slices)
     for stage, mb in last:
         stage.targets[mb] = (values[mb],)
-        stage.weights = weights
+    for stage in {stage for stage, _ in last}:
+        if stage.weights != weights:  # else the same object, which is quicker to compare
+            stage.weights = weights
 
 
 def _weights(batch: Batch, m: int, slices: int, rank: int) -> tuple[float, ...]:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
-_HERE = threading.local()  # .records: those of the microbatch that runs in this thread
+HERE = threading.local()  # .records: where a thread records while a forward or a loss runs in it
 
 Record = tuple[str, Tensor | float, float]  # name, value, weight in the loss
 
@@ -20,15 +18,6 @@ def record(name: str, value: Tensor | float, *, weight: float = 0.0) -> None:
     microbatch add up. With a weight, that many times the value is added to the microbatch's loss
     and trained with it: an auxiliary loss. Outside a pipeline nothing is recorded.
     """
-    records = getattr(_HERE, "records", None)
+    records = getattr(HERE, "records", None)
     if records is not None:
         records.append((name, value, weight))
-
-
-def recording(records: list[Record], call: Callable[..., Any], *args: Any) -> Any:
-    """What a call returns; what it records goes into this list."""
-    _HERE.records = records
-    try:
-        return call(*args)
-    finally:
-        _HERE.records = None

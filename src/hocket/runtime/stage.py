@@ -9,7 +9,6 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hocket.errors import RunError
-from hocket.runtime.records import Record, recording
+from hocket.runtime.records import HERE, Record
 from hocket.runtime.slice_state import Carry, carries
 from hocket.runtime.values import arguments, call, flatten, map_tensors, rebuild, tensors_of
 
@@ -74,7 +73,8 @@ class Stage:
     def forward(self, mb: int) -> None:
         """F: leaves the output in `results`."""
         out = self._run(mb)
-        self._take_records(mb)
+        if self.records[mb]:
+            self._take_records(mb)
         if isinstance(out, Tensor):
             self.roots[mb] = (get_gradient_edge(out),) if out.requires_grad else ()
         else:
@@ -106,7 +106,8 @@ class Stage:
                 f"the loss of microbatch {mb} has no gradient; is the output detached, computed "
                 "under no_grad, or every parameter frozen?"
             )
-        self._take_records(mb)
+        if self.records[mb]:
+            self._take_records(mb)
         self.roots[mb] = (get_gradient_edge(loss),)
         self.gradients[mb] = (self._weight(loss, mb),)
         self.losses[mb] = loss.detach()
@@ -147,13 +148,15 @@ class Stage:
     def _forward(self, value: Any, mb: int) -> Any:
         if self.writes:
             value = map_tensors(value, _copied)
-        self.records[mb] = records = []
+        HERE.records = self.records[mb] = []
         if self.carry is None:
-            return recording(records, call, self.module, value)
-        carried = self.carry.carried(mb)
-        carried = map_tensors(carried, _copied) if self.writes else carried
-        made = recording(records, partial(call, carried=carried), self.module, value)
-        return self.carry.keep(made, mb)
+            made = call(self.module, value)
+        else:
+            carried = self.carry.carried(mb)
+            carried = map_tensors(carried, _copied) if self.writes else carried
+            made = self.carry.keep(call(self.module, value, carried=carried), mb)
+        HERE.records = None
+        return made
 
     def _first_call(self, value: Any, mb: int) -> Any:
         """The first forward of the stage, which shows whether the module writes into its input.
@@ -189,7 +192,9 @@ class Stage:
     def _loss_of(self, out: Any, mb: int) -> Tensor:
         target, self.targets[mb] = self.targets[mb], None
         assert self.loss is not None
-        loss = recording(self.records[mb], self.loss, out, target[0])
+        HERE.records = self.records[mb]
+        loss = self.loss(out, target[0])
+        HERE.records = None
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             what = f"{tuple(loss.shape)}" if isinstance(loss, Tensor) else type(loss).__name__
             raise RunError(f"the loss of microbatch {mb} is {what}; it must be one number")
@@ -197,8 +202,6 @@ class Stage:
 
     def _take_records(self, mb: int) -> None:
         """Keeps of what was recorded the numbers, and of losses the ends of their graphs."""
-        if not self.records[mb]:
-            return
         taken, edges, gradients = [], [], []
         for name, value, weight in self.records[mb]:
             if isinstance(value, Tensor):

@@ -215,7 +215,8 @@ def map_tensors(value: Any, fn: Callable[[Tensor], Tensor]) -> Any:
 
 def tensors_of(value: Any) -> list[Tensor]:
     """The tensors in a value, from left to right."""
-    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+    leaves = [value] if isinstance(value, Tensor) else tree_leaves(value)
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
 
 
 def arguments(value: Any, **more: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
