@@ -141,3 +141,53 @@ def test_a_sharded_copy_of_a_weight_that_is_whole_elsewhere_is_refused_on_all_ra
         "tied parameters differ: [4, 4] float32 on stage 0 (weight), but [4, 4] float32 as [4, 4] "
         "on stage 1 (weight)"
     }
+
+
+def resumed(folder):
+    """Weights and moments of a sharded model after 4 steps; then of one resumed after 2 of them."""
+    from torch import nn
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    import hocket
+    from hocket.runtime import Checkpoints, Pipeline
+    from hocket.train.training import Adam
+
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("pp", "dp"))
+    store, out = Checkpoints(folder), []
+    for steps in (4, 2, 2):
+        module = fully_shard(nn.Sequential(*_model(2)), mesh=mesh["dp"])
+        pipe = Pipeline(
+            hocket.build("1f1b", p=1, m=2), {0: module}, nn.functional.mse_loss,
+            group=mesh["pp"].get_group(),
+        )  # fmt: skip
+        optimizer = Adam(module.parameters(), 0.1)
+        if steps == 2:
+            store.load(pipe, optimizer)
+        for _ in range(steps):
+            pipe.step(*_data(mesh["dp"].get_local_rank()))
+            optimizer.step()
+        if steps == 2:
+            store.save(pipe, optimizer)
+        out.append([t.full_tensor().detach() for row in optimizer.moments for t in row])
+    return out[0], out[2]
+
+
+def test_sharded_weights_are_saved_and_read_by_other_numbers_of_processes(tmp_path):
+    import torch
+    from torch import nn
+
+    import hocket
+    from hocket.runtime import Checkpoints, Pipeline
+    from hocket.train.training import Adam
+
+    (whole, parts), _ = launch(resumed, 2, (str(tmp_path),), LONG)
+    module = nn.Sequential(*_model(2))
+    pipe = Pipeline(hocket.build("1f1b", p=1, m=2), {0: module}, nn.functional.mse_loss)
+    optimizer = Adam(module.parameters(), 0.1)
+    with pytest.warns(UserWarning, match="another number of ranks, so that random numbers start"):
+        Checkpoints(tmp_path).load(pipe, optimizer)
+    alone = [t for row in optimizer.moments for t in row]
+    for a, b, c in zip(whole, parts, alone, strict=True):
+        assert torch.equal(a, b) and torch.equal(a, c)
+    assert (optimizer.steps, pipe.steps_done) == (4, 4)
