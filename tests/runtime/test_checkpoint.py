@@ -194,6 +194,10 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(tmp_path):
     data.unlink()
     with pytest.raises(RunError):
         store.load(pipe, optimizer)
+    pipe.steps_done = 2
+    store.save(pipe, optimizer)  # the run goes on from here, and nothing newer is left
+    assert [path.name for path in store.found()] == ["step-2"]
+    assert store.load(pipe, optimizer) == tmp_path / "step-2"
     assert reports[3].endswith("__0_0.distcp cannot be read (No such file or directory)")
 
 

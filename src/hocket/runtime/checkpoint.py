@@ -20,7 +20,7 @@ from torch import Tensor, distributed
 from torch.distributed import checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
 
-from hocket.errors import RunError
+from hocket.errors import RunError, UsageError
 
 if TYPE_CHECKING:
     from hocket.runtime.pipeline import Pipeline
@@ -44,6 +44,8 @@ class Checkpoints:
     def __init__(
         self, folder: str | Path, *, keep: int = 2, report: Callable[[str], Any] = warnings.warn
     ) -> None:
+        if keep < 1:
+            raise UsageError(f"keep is {keep}; it must be 1 or more")
         self.folder, self.keep, self.report = Path(folder), keep, report
 
     def found(self) -> list[Path]:
@@ -95,7 +97,9 @@ class Checkpoints:
         for old in [path] if path.exists() else []:
             old.rename(_hidden(old))
         part.rename(path)
-        for old in self.found()[self.keep :]:
+        every = self.found()
+        at = every.index(path)  # what is newer was damaged, or this run did not go on from it
+        for old in every[:at] + every[at + self.keep :]:
             old.rename(_hidden(old))
         for old in self.folder.glob(".step-*"):
             shutil.rmtree(old)
@@ -121,7 +125,7 @@ class Checkpoints:
         same_ranks = json.loads((path / MANIFEST).read_text())["ranks"] == world
         wanted = {f"model/{name}": value for name, value in states.items()}
         wanted |= dict.fromkeys(["steps", *(f"more/{name}" for name in more)])
-        wanted |= {f"random/{rank}": torch.get_rng_state()} if same_ranks else {}
+        wanted |= {f"random/{rank}": None} if same_ranks else {}
 
         def read() -> None:
             wanted.update(_template(pipe, optimizer, kept))
@@ -135,7 +139,10 @@ class Checkpoints:
         for name, one in more.items():
             one.load_state_dict(wanted[f"more/{name}"])
         if same_ranks:
-            torch.set_rng_state(wanted[f"random/{rank}"])
+            random = wanted[f"random/{rank}"]
+            torch.set_rng_state(random["cpu"])
+            if "cuda" in random and pipe.device.type == "cuda":
+                torch.cuda.set_rng_state(random["cuda"], pipe.device)
         elif not rank and pipe.seed is None:
             self.report(f"{path} is of another number of ranks, so that random numbers start anew")
         return path
@@ -245,7 +252,10 @@ def _unlike(
 def _entries(pipe: Pipeline, optimizer: Any) -> dict[str, Any]:
     """What this rank saves, by the names of the whole model."""
     out = {f"model/{name}": value for name, value in pipe.state_dict().items()}
-    out |= {"steps": pipe.steps_done, f"random/{_place()[0]}": torch.get_rng_state()}
+    random = {"cpu": torch.get_rng_state()}
+    if pipe.device.type == "cuda":
+        random["cuda"] = torch.cuda.get_rng_state(pipe.device)
+    out |= {"steps": pipe.steps_done, f"random/{_place()[0]}": random}
     for group, members in _groups(pipe, optimizer):
         settings = {key: value for key, value in group.items() if key != "params"}
         for _, names, state in members:
