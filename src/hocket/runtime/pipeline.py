@@ -106,7 +106,7 @@ class Pipeline:
         self._adds_losses = False  # stages record losses, of microbatches each
         self.metrics: dict[str, Tensor] = {}
         self.dispatch = chosen(dispatch, schedule)
-        make_wire, execute = DISPATCH[self.dispatch]
+        make_wire, self._execute = DISPATCH[self.dispatch]
         self.device = _device(device, stages)
         self._session = session = Session(
             schedule, group, data_parallel,
@@ -129,22 +129,24 @@ class Pipeline:
         split = orders.split_stages(schedule)
         self.split_plans = {s: plan_of(s, m) for s, m in self.modules.items() if s in split}
         self._stages = self._stages_of(schedule, self.split_plans)
-        self._keys = None if seed is None else Keys(seed, self.device, session.replica * schedule.m)
-        if self._keys is not None:
-            counts = {int(s): n for said in every for s, n in said["layers"].items()}
-            self._keys.attach(self._stages, counts)
-            if self.dispatch == "queues":
-                warn_if_in_turn(schedule.placement, self.rank, self._stages)
+        self._keys = None if seed is None else self._keyed(seed, [s["layers"] for s in every])
         self._training = None
         if not schedule.is_forward_only:
-            self._training = self._bind(self.lowered, self._stages, execute)
-        self._evaluation = self._bind(evaluation, self._stages, execute, training=False)
+            self._training = self._bind(self.lowered, self._stages, self._execute)
+        self._evaluation = self._bind(evaluation, self._stages, self._execute, training=False)
         self._evaluations: dict[int, Execution] = {}  # of several batches, by their number
-        self._execute = execute
         self._verify_first = verify
         self._ran: Execution | None = None
         self._timeline: Timeline | None = None
         self._parameters.connect([said["shared"] for said in every], self._tag(0))
+
+    def _keyed(self, seed: int, said: Sequence[Mapping[str, int]]) -> Keys:
+        """Keys around all that draws; said: the number of layers of each stage, by rank."""
+        keys = Keys(seed, self.device, self._session.replica * self.schedule.m)
+        keys.attach(self._stages, {int(s): n for own in said for s, n in own.items()})
+        if self.dispatch == "queues":
+            warn_if_in_turn(self.schedule.placement, self.rank, self._stages)
+        return keys
 
     def _prepare(self) -> orders.Orders:
         """The orders of the schedule.

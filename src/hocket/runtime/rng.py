@@ -128,5 +128,5 @@ def warn_if_in_turn(placement: Placement, rank: int, stages: Mapping[int, Stage]
         warnings.warn(
             f"stage {a} on queue {one} and stage {b} on queue {two} may both draw random numbers, "
             "from one generator, so they take turns; a module that draws none says draws = False",
-            stacklevel=3,
+            stacklevel=4,
         )
