@@ -20,9 +20,9 @@ ROOMS = {
     "ir": 650, "limits": 40, "lower": 610, "measured": 430, "page": 710, "pattern": 210, "planner":
     2300, "recognise": 280, "render": 1920, "report": 130, "runtime": 5940, "schedules": 1920,
     "search": 4320, "simulator": 510, "tables": 150, "text": 460, "timeline": 760, "trace": 1340,
-    "train": 1620, "words": 160,
+    "train": 1650, "words": 160,
 }  # fmt: skip
-TOTAL = 35_020  # of all of them but cluster; the aim is 29_300
+TOTAL = 35_050  # of all of them but cluster; the aim is 29_300
 
 LINES, PARAMETERS = 60, 12
 

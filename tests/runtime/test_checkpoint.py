@@ -351,6 +351,9 @@ def test_a_run_that_was_killed_goes_on_under_another_schedule_and_more_replicas(
     ]
     assert found["losses"] == pytest.approx(whole["losses"][4:], rel=1e-10, abs=0)
     assert (found["steps_before"], found["checkpoint"]) == (4, "kept/step-8")
+    status, _, err = run("1f1b", *two, *saving, "--resume", "--seed", "1")
+    other = "hocket: the checkpoint is of a run with --seed 0, not 1"
+    assert (status, err.splitlines()[0]) == (2, other)
     status, _, err = run("1f1b", *two, *saving, "--resume")
     assert (status, err) == (
         2, "hocket: kept/step-8 has 8 steps already; give --steps more than 8\n",
@@ -362,6 +365,7 @@ def test_a_run_that_was_killed_goes_on_under_another_schedule_and_more_replicas(
     [
         (["--resume"], "--resume needs --save DIR, the folder of the checkpoints"),
         (["--save", "x", "--every", "0"], "--every is 0; it must be 1 or more"),
+        (["--save", "/dev/null/x"], "--save /dev/null/x: Not a directory"),
         (["--save", "x", "--beside", "zb-h1"], "--save is for one order; leave --beside out"),
     ],
 )

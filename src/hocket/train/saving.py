@@ -3,12 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from hocket.errors import UsageError
 from hocket.runtime import Checkpoints
-from hocket.train.settings import Saving
+from hocket.train.settings import Saving, Settings
 from hocket.train.training import Trainer
+
+
+class Data(NamedTuple):
+    """What decides the batches of a run; a checkpoint keeps it, and `say` hears of what differs."""
+
+    settings: Settings
+    say: Callable[[str], Any]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The options by their names."""
+        s = self.settings
+        rows = s.batch * s.replicas
+        return {"--model": s.model, "--data": s.data, "--seed": s.seed, "rows per step": rows}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Reports each option that was another one when the checkpoint was written."""
+        for name, value in self.state_dict().items():
+            if value != state[name]:
+                self.say(f"the checkpoint is of a run with {name} {state[name]}, not {value}")
 
 
 class Saver:
@@ -20,13 +39,15 @@ class Saver:
     def __init__(self, saving: Saving, trainer: Trainer, say: Callable[[str], Any]) -> None:
         self.every, self.trainer = saving.every, trainer
         self.checkpoints = Checkpoints(saving.folder, report=say)
+        quiet = trainer.rank > 0
+        self.data = Data(trainer.settings, (lambda _: None) if quiet else say)
         self.path: str | None = None  # of the last one that was written or read
         self.start = self._resumed(say) if saving.resume else 0
 
     def _resumed(self, say: Callable[[str], Any]) -> int:
         """The number of steps that are done already."""
         trainer = self.trainer
-        path = self.checkpoints.load(trainer.pipeline, trainer.optimizer)
+        path = self.checkpoints.load(trainer.pipeline, trainer.optimizer, data=self.data)
         done, steps = trainer.pipeline.steps_done, trainer.settings.steps
         if path is not None and done >= steps:
             raise UsageError(f"{path} has {done} steps already; give --steps more than {done}")
@@ -42,4 +63,5 @@ class Saver:
         """Saves, if it is time to after this number of steps."""
         trainer = self.trainer
         if done % self.every == 0 or done == trainer.settings.steps:
-            self.path = str(self.checkpoints.save(trainer.pipeline, trainer.optimizer))
+            path = self.checkpoints.save(trainer.pipeline, trainer.optimizer, data=self.data)
+            self.path = str(path)

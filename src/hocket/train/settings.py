@@ -32,9 +32,16 @@ class Saving(NamedTuple):
     resume: bool
 
     def check(self) -> None:
-        """Raises UsageError for such a number, or where another run has its checkpoints."""
+        """Makes the folder.
+
+        Raises: UsageError for such a number, a folder that cannot be, or one of another run.
+        """
         if self.every < 1:
             raise UsageError(f"--every is {self.every}; it must be 1 or more")
+        try:
+            Path(self.folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"--save {self.folder}: {error.strerror}") from None
         if not self.resume and any(Path(self.folder).glob("step-*")):
             raise UsageError(
                 f"{self.folder} holds checkpoints already; go on from them with --resume, or give "
