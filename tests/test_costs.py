@@ -117,8 +117,8 @@ def test_written_costs_are_read_back(costs, tmp_path):
         ('F = "fast"', "F is 'fast'; it must be a number, or a list with one per stage"),
         ("F = true", "F is True; it must be a number, or a list with one per stage"),
         ("Q = 1",
-         "unknown key 'Q'; known are B, F, FB, I, W, bandwidth, bytes, comm_cpu, cores, latency, "
-         "p2p_overhead, per, slice, slowdown, unit"),
+         "unknown key 'Q'; known are B, D, F, FB, I, R, U, W, bandwidth, bytes, comm_cpu, cores, "
+         "latency, p2p_overhead, per, slice, slowdown, unit"),
         ('FB = "half"', """FB is 'half'; it must be "sum", "max", a number, or { scale = x }"""),
         ("p2p_overhead = 3", "p2p_overhead is 3; it must be { recv = x, send = y }"),
         ("p2p_overhead = { left = 1 }", "unknown key of p2p_overhead 'left'; known are recv, send"),

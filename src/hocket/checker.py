@@ -13,6 +13,7 @@ from hocket import compiled
 from hocket.codes import kinds_of, mbs_of, stages_of
 from hocket.compiled import ROOM
 from hocket.deps import (
+    ANY_QUEUE,
     FULL,
     IS_MESSAGE,
     IS_RECEIVE,
@@ -21,6 +22,7 @@ from hocket.deps import (
     PARTNER,
     ROWS,
     SPLIT,
+    USERS,
     WORK,
     Kind,
 )
@@ -188,9 +190,9 @@ def _misplaced(schedule: Schedule, index: Index) -> list[Problem]:
     own = schedule.queue_of_slot[schedule.slot_of_action]
     right = own.copy()
     right[known] = table[paths[index.mbs[known]], index.stages[known]]
-    comm = IS_MESSAGE[index.kinds]  # a message may leave from any queue of its rank
+    anywhere = ANY_QUEUE[index.kinds]
     ranks = schedule.rank_of_queue
-    wrong = np.flatnonzero(known & np.where(comm, ranks[own] != ranks[right], own != right))
+    wrong = np.flatnonzero(known & np.where(anywhere, ranks[own] != ranks[right], own != right))
     for a in wrong[:SHOWN].tolist():
         k, stage = placement.path_of[int(index.mbs[a])], int(index.stages[a])
         queue = schedule.queues[right[a]]
@@ -321,8 +323,17 @@ def _absences(
 ) -> Iterator[tuple[Array, str, str, Code]]:
     """Which pairs, the kind's letter, what is wrong and its code, for each way to be incomplete.
 
-    A stage runs the kinds of `deps.FULL` or those of `deps.SPLIT` for each microbatch.
+    A stage runs the kinds of `deps.FULL` or those of `deps.SPLIT` for each microbatch, and others
+    only where an action of that stage and microbatch needs what they make.
     """
+    for kind, users in USERS.items():
+        used = [there[user] & ~np.logical_or.reduce([there[x] for x in sooner], initial=False)
+                for user, sooner in users]  # fmt: skip
+        text = "is of no use: no action needs it"
+        yield there[kind] & ~np.logical_or.reduce(used), kind.name, text, Code.UNUSED
+        for (source, _), *_ in (need.sources for need in NEEDS[kind]):
+            text = f"is missing, but {{stage}}{kind.name}{{mb}} needs it"
+            yield there[kind] & ~there[source], source.name, text, Code.MISSING
     always = [kind for kind in FULL if kind in SPLIT]
     (full,), parts = ([k for k in way if k not in always] for way in (FULL, SPLIT))
     begun = np.logical_and.reduce([there[kind] for kind in always])

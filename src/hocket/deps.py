@@ -19,9 +19,12 @@ action that needs it.
 The kinds of one stage and one microbatch; an arrow points from an action to one that needs it:
 
     F  <- RECV_F or F of stage -1; F of the slice -1
-    B  <- F; RECV_B or I of stage +1 or B of stage +1; I or B of the slice +1
-    I  <- F; RECV_B or I of stage +1 or B of stage +1; I or B of the slice +1
+    B  <- U or R or F; RECV_B or I of stage +1 or B of stage +1; I or B of the slice +1
+    I  <- U or R or F; RECV_B or I of stage +1 or B of stage +1; I or B of the slice +1
     W  <- I
+    R  <- F
+    D  <- F
+    U  <- D
 
 What reads rule 1. Three engines say when the slots of a given order start:
 1. `engine.longest_path` follows the graph of any order. Its loop exists once more in
@@ -61,6 +64,9 @@ class Kind(IntEnum):
     RECV_F = 5
     SEND_B = 6
     RECV_B = 7
+    R = 8  # recomputation
+    D = 9  # offload: device to host
+    U = 10  # reload: host to device
 
     @property
     def is_communication(self) -> bool:
@@ -86,7 +92,8 @@ class Effect(NamedTuple):
     """Change of memory by one action: what it takes at its start, what it gives back at its end.
 
     Each entry is a factor of one quantity: microbatches in flight, a stage's `activation`, what
-    is `held` between I and W, and the `gradient` buffers of a running backward.
+    is `held` between I and W, the `gradient` buffers of a running backward, and the stage's
+    `input` where that alone is kept until R.
     """
 
     takes: Mapping[str, int]
@@ -133,7 +140,8 @@ class Row(NamedTuple):
     """All that hocket knows of one kind.
 
     name: in words. needs: what it waits for. work: False for messages. forward, backward: it
-    makes a stage's output, or the gradient of its input. cost: the field of `Costs` that holds its
+    makes a stage's output, or the gradient of its input. any_queue: it may stand on any queue of
+    its rank, not only on the one of its stage. cost: the field of `Costs` that holds its
     time, None for messages. effect: on memory. message: what carries its result.
     """
 
@@ -143,6 +151,7 @@ class Row(NamedTuple):
     work: bool = True
     forward: bool = False
     backward: bool = False
+    any_queue: bool = False
     cost: str | None = None
     effect: Effect = Effect({}, {})
     message: Message | None = None
@@ -152,7 +161,8 @@ _INPUT = Need(((Kind.RECV_F, 0), (Kind.F, -1)), "its input")
 _OUTPUT_GRADIENT = Need(
     ((Kind.RECV_B, 0), (Kind.I, +1), (Kind.B, +1)), "the gradient of its output"
 )
-_ACTIVATIONS = Need(((Kind.F, 0),), "its own forward")
+_FORWARD = Need(((Kind.F, 0),), "its own forward")
+_ACTIVATIONS = Need(((Kind.U, 0), (Kind.R, 0), (Kind.F, 0)), "the activations of its forward")
 _EARLIER_SLICE = Need(((Kind.F, 0),), "keys and values of the slice before", step=-1)
 _LATER_SLICE = Need(
     ((Kind.I, 0), (Kind.B, 0)), "the gradient of its keys and values from the slice after", step=+1
@@ -161,6 +171,8 @@ _OUTPUT = Message(Kind.SEND_F, Kind.RECV_F, +1)
 _GRADIENT = Message(Kind.SEND_B, Kind.RECV_B, -1)
 
 _GREY = Shade("#9a9ea4", "#fff", "48;5;247;38;5;16")
+_BROWN = Shade("#8a5a2b", "#fff", "48;5;94;38;5;231")
+_TAN = Shade("#dcc3a1", "#35200a", "48;5;180;38;5;16")
 _SENT = Look((_GREY, _GREY), "SEND", "SEND#1300")
 _RECEIVED = Look((_GREY, _GREY), "RECV", "RECV#7459")
 
@@ -253,6 +265,36 @@ ROWS: dict[Kind, Row] = {
         work=False,
         look=_RECEIVED,
     ),
+    Kind.R: Row(
+        name="recomputation",
+        needs=(_FORWARD,),
+        cost="R",
+        effect=Effect(takes={"activation": 1}, frees={}),
+        look=Look(
+            (
+                Shade("#7b4bb3", "#fff", "48;5;97;38;5;231"),
+                Shade("#d3bdee", "#2a1145", "48;5;183;38;5;16"),
+            ),
+            "Recompute",
+            "R#1",
+        ),
+    ),
+    Kind.D: Row(
+        name="offload",
+        any_queue=True,
+        needs=(_FORWARD,),
+        cost="D",
+        effect=Effect(takes={}, frees={"activation": 1}),
+        look=Look((_BROWN, _BROWN), "Offload", "D#1"),
+    ),
+    Kind.U: Row(
+        name="reload",
+        any_queue=True,
+        needs=(Need(((Kind.D, 0),), "its own offload"),),
+        cost="U",
+        effect=Effect(takes={"activation": 1}, frees={}),
+        look=Look((_TAN, _TAN), "Reload", "U#1"),
+    ),
 }
 
 # The kinds that a stage runs for each microbatch of a training step: backwards full, or split.
@@ -265,6 +307,13 @@ EVALUATION: dict[Kind, Effect] = {
     Kind.F: Effect(
         takes={"in_flight": 1, "activation": 1}, frees={"in_flight": 1, "activation": 1}
     ),
+}
+
+# With R in the order, F keeps only the stage's input, and the backward needs what R made again.
+REMADE: dict[Kind, Effect] = {
+    **{kind: row.effect for kind, row in ROWS.items()},
+    Kind.F: Effect(takes={"in_flight": 1, "activation": 1}, frees={"activation": 1, "input": -1}),
+    Kind.R: Effect(takes={"activation": 1, "input": -1}, frees={}),
 }
 
 # The send, of the same stage and microbatch, that tells how large a received message is: a
@@ -282,6 +331,7 @@ MESSAGE: dict[Kind, Message] = {k: row.message for k, row in ROWS.items() if row
 
 WORK = tuple(kind for kind, row in ROWS.items() if row.work)
 MESSAGES = tuple(kind for kind, row in ROWS.items() if not row.work)
+COPIES = tuple(kind for kind, row in ROWS.items() if row.any_queue)
 FORWARDS = tuple(kind for kind, row in ROWS.items() if row.forward)
 BACKWARDS = tuple(kind for kind, row in ROWS.items() if row.backward)
 SENDS = tuple(dict.fromkeys(message.send for message in MESSAGE.values()))
@@ -308,6 +358,23 @@ CONSUMERS: dict[Kind, tuple[Kind, ...]] = {
 }
 
 
+# Of each kind of work that may be left out: the kinds of the same stage that need its result, and
+# which kinds each of them takes in its place.
+USERS: dict[Kind, list[tuple[Kind, list[Kind]]]] = {
+    kind: users
+    for kind in WORK
+    if kind not in FULL + SPLIT
+    and (
+        users := [
+            (user, [k for k, _ in need.sources[: need.sources.index((kind, 0))]])
+            for user, needs in NEEDS.items()
+            for need in needs
+            if (kind, 0) in need.sources
+        ]
+    )
+}
+
+
 def mask(kinds: tuple[Kind, ...]) -> np.ndarray:
     """Which kinds are among these, `[kind]` bool: `mask(WORK)[kinds_of(codes)]`."""
     return np.isin(np.arange(len(Kind)), kinds)
@@ -316,6 +383,7 @@ def mask(kinds: tuple[Kind, ...]) -> np.ndarray:
 IS_WORK, IS_SEND, IS_RECEIVE = mask(WORK), mask(SENDS), mask(RECEIVES)
 IS_FORWARD, IS_BACKWARD = mask(FORWARDS), mask(BACKWARDS)
 IS_MESSAGE = ~IS_WORK
+ANY_QUEUE = IS_MESSAGE | mask(COPIES)  # a message too may leave from any queue of its rank
 SIDES = IS_FORWARD, IS_BACKWARD
 
 # Stages that a kind's result, or the message itself, moves on its way, `[kind]`: +1, -1, or 0.
@@ -330,12 +398,14 @@ def changes(
 ) -> np.ndarray:
     """What each kind takes at its start and gives back at its end, `[2, kind, *shape]`.
 
-    sizes: of the quantities that count, each a number or an array that fits `shape`.
-    forward_only: for an order without any backward.
+    The rows from `len(Kind)` on are those of `REMADE`, again by kind. sizes: of the quantities
+    that count, each a number or an array that fits `shape`. forward_only: for an order without any
+    backward.
     """
-    table = np.zeros((2, len(Kind), *shape))
-    for kind, effect in (EVALUATION if forward_only else EFFECTS).items():
-        table[0, kind], table[1, kind] = effect.of(sizes)
+    table = np.zeros((2, 2 * len(Kind), *shape))
+    for first, effects in (0, EVALUATION if forward_only else EFFECTS), (len(Kind), REMADE):
+        for kind, effect in effects.items():
+            table[0, first + kind], table[1, first + kind] = effect.of(sizes)
     return table
 
 

@@ -28,6 +28,7 @@ class Code(StrEnum):
     EXCLUSIVE = "HK114", "A full backward appears beside I or W of the same microbatch."
     MIXED_SLOT = "HK115", "A slot holds work and messages."
     OUT_OF_ORDER = "HK116", "The action is placed before one that it needs, on its own queue."
+    UNUSED = "HK117", "A recomputation, offload or reload whose result no action needs."
     UNPAIRED = "HK120", "A SEND or RECV has no other side."
     UNCARRIED = "HK121", "A result is needed on another rank, and no message carries it."
     SWAPPED = "HK122", "Without tags, a receive would take another message than it means."

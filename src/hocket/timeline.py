@@ -13,10 +13,10 @@ import numpy as np
 from hocket import compiled
 from hocket.compiled import ROOM
 from hocket.costs import Bytes, Number, Ticks, per_stage, quotient
-from hocket.deps import IS_MESSAGE, IS_WORK, SIDES, changes
+from hocket.deps import ANY_QUEUE, COPIES, IS_MESSAGE, IS_WORK, SIDES, Kind, changes
 from hocket.engine import delays_of
 from hocket.graph import Graph, graph
-from hocket.ir import Array, Queue, Schedule, Slot, kinds_of, stages_of
+from hocket.ir import Array, Queue, Schedule, Slot, kinds_of, mbs_of, stages_of
 
 CAUSES = ("dependency", "transfer", "end")
 PHASES = ("warm-up", "steady", "cool-down")
@@ -271,11 +271,11 @@ class Timeline:
 
     @cached_property
     def _worked(self) -> Array:
-        """Queues that do any work; a queue of messages only is not one to keep busy."""
+        """Queues that compute; one of messages or copies only is not one to keep busy."""
         s = self.schedule
-        if not s.has_communication:
+        if not s.has_communication and s.kinds.isdisjoint(COPIES):
             return np.flatnonzero(np.diff(s.starts))
-        return np.flatnonzero(np.bincount(s.queue_of_slot[self.computes]))
+        return np.flatnonzero(np.bincount(s.queue_of_slot[self._any_of(~ANY_QUEUE)]))
 
     @cached_property
     def _has_lanes(self) -> bool:
@@ -303,7 +303,7 @@ class Timeline:
         if fast is None:
             return self._added_up(out, takes, frees)
         fast(
-            s.codes, s.slots, s.starts, self._occupying, self.slot_start, self.slot_end,
+            self._rows, s.slots, s.starts, self._occupying, self.slot_start, self.slot_end,
             *(self.around or (self.start[:0],) * 2),
             takes.ravel(), frees.ravel(), s.placement.n_stages, *out,
         )  # fmt: skip
@@ -357,7 +357,7 @@ class Timeline:
     def levels(self, quantity: str) -> list[tuple[Array, Array]]:
         """Level of a quantity over time, one (ticks, values) pair a rank.
 
-        `quantity` is a key of deps.EFFECTS ("in_flight", "activation", "held", "gradient") or
+        `quantity` is one of deps.Effect ("in_flight", "activation", "held", "gradient", "input") or
         "bytes", their sum; static memory is not in it. Each value holds from its tick on.
         """
         takes, frees = map(self._by_part, self._table_of_changes(quantity))
@@ -383,15 +383,26 @@ class Timeline:
     def _by_part(self, table: Array) -> Array:
         """Sums over the actions of each slot, of `[kind, stage]`, `[slot]`."""
         s = self.schedule
-        of_action = table[self._kinds, stages_of(s.codes)]
+        of_action = table[kinds_of(self._rows), stages_of(s.codes)]
         if s.is_single:
             return of_action
         out = np.zeros(s.n_slots, dtype=table.dtype)
         np.add.at(out, s.slot_of_action, of_action)
         return out
 
+    @cached_property
+    def _rows(self) -> Array:
+        """The codes, with the row of `deps.changes` in the place of the kind, `[action]`."""
+        s = self.schedule
+        if Kind.R not in s.kinds:
+            return s.codes
+        pairs = stages_of(s.codes), mbs_of(s.codes)
+        remade = np.zeros((s.placement.n_stages, s.m), dtype=bool)
+        remade[tuple(x[self._kinds == Kind.R] for x in pairs)] = True
+        return s.codes + len(Kind) * remade[pairs]
+
     def _table_of_changes(self, quantity: str) -> Array:
-        """What an action takes at its start and frees at its end, `[2, kind, stage]`."""
+        """What an action takes at its start and frees at its end, `[2, row, stage]`."""
         s = self.schedule
         n = s.placement.n_stages
         sizes = {"in_flight": 1} if quantity == "in_flight" else self._sizes(n)
@@ -401,8 +412,11 @@ class Timeline:
     def _sizes(self, n: int) -> dict[str, tuple[Number, ...]]:
         b = self.bytes
         held = b.activation if b.held is None else b.held
+        activation = per_stage("bytes.activation", b.activation, n)
+        message = per_stage("bytes.message", b.message, n)
         return {
-            "activation": per_stage("bytes.activation", b.activation, n),
+            "activation": activation,
+            "input": tuple(map(min, activation, (message[0], *message))),
             "held": per_stage("bytes.held_between_I_and_W", held, n),
             "gradient": per_stage("bytes.gradient", b.gradient, n),
         }

@@ -187,7 +187,7 @@ LOUD = {
     ),
     "a backward before its forward": (
         GPIPE.replace("1F1,1B0,1B1", "1B1,1B0,1F1"),
-        "rank 1 cell 1: 1B1 is placed before 1F1 (cell 3), its own forward",
+        "rank 1 cell 1: 1B1 is placed before 1F1 (cell 3), the activations of its forward",
     ),
     "W before I": (
         GPIPE.replace("0B0", "0W0,0I0"),

@@ -74,13 +74,14 @@ class Bytes:
 class Costs:
     """How long actions and messages take.
 
-    F, I, W, B: times, one number or a list; B left out is I + W. FB: a slot that runs a forward
+    F, I, W, B: times, one number or a list; B left out is I + W. R, D, U: of a recomputation, an
+    offload and a reload; each left out takes as long as F. FB: a slot that runs a forward
     and a backward together: "sum", "max", a number, or {"scale": x} of the sum.
     latency: every edge between two ranks; a message never occupies a queue, unless `p2p_overhead`
     is given: (receive, send) times that every F, B, I occupies its queue before and after its work
     (every fused slot once; W has no messages). With SEND and RECV in the order, those times
     are theirs. bandwidth: bytes per time unit, adds `bytes.message / bandwidth` to an edge.
-    slice: factor of F, B, I and W for each slice of a sequence (later slices attend to more).
+    slice: factor of all these times for each slice of a sequence (later slices attend to more).
     slowdown: how many times as long work on a rank's compute queue takes while another queue of
     the rank is busy (20 of 132 SMs given to messages: Fraction(132, 112)).
     cores: how many compute queues work at full speed at once, where the ranks share the cores of
@@ -98,6 +99,9 @@ class Costs:
     I: PerStage = 1  # noqa: E741 (the field's letter)
     W: PerStage = 1
     B: PerStage | None = None
+    R: PerStage | None = None
+    D: PerStage | None = None
+    U: PerStage | None = None
     FB: str | Number | Mapping[str, Number] = "sum"
     latency: Number = 0
     bandwidth: Number | None = None
@@ -134,7 +138,8 @@ class Costs:
 
     def time(self, name: str) -> PerStage:
         """The times of a kind whose row in `deps` names this field."""
-        return self.full_backward if name == "B" else getattr(self, name)
+        value = self.full_backward if name == "B" else getattr(self, name)
+        return self.F if value is None else value
 
     def is_contended(self, schedule: Schedule) -> bool:
         """True where work may take longer while other queues are busy: see slowdown and cores."""
@@ -309,7 +314,7 @@ _COSTS_RULES: dict[str, FieldRule] = {
     "F": _per_stage,
     "I": _per_stage,
     "W": _per_stage,
-    "B": _optional(_per_stage),
+    **dict.fromkeys("BRDU", _optional(_per_stage)),
     "FB": _fused,
     "latency": _number,
     "bandwidth": _optional(partial(_number, above=True)),

@@ -26,7 +26,7 @@ class Rule(NamedTuple):
     by_slice: bool
 
 
-TIMES = ("F", "I", "W", "B")
+TIMES = ("F", "I", "W", "B", "R", "D", "U")
 RULES = {
     **dict.fromkeys((*TIMES, "FB"), Rule(by_stage=True, by_slice=True)),
     "bytes.static": Rule(by_stage=True, by_slice=False),

@@ -11,7 +11,7 @@ from pathlib import PurePath
 import numpy as np
 
 from hocket.checker import check
-from hocket.deps import BACKWARDS
+from hocket.deps import BACKWARDS, FULL, MESSAGES, ROWS, SPLIT
 from hocket.engine import longest_path
 from hocket.errors import ScheduleError, UsageError
 from hocket.graph import graph
@@ -195,6 +195,13 @@ def _refuse(schedule: Schedule) -> None:
         )
     if schedule.is_forward_only:
         raise ScheduleError(f"{name} has no backward; torch refuses such a file")
+    unknown = sorted(schedule.kinds.difference(FULL, SPLIT, MESSAGES))
+    if unknown:
+        raise ScheduleError(
+            f"{name} has the action {unknown[0].name} ({ROWS[unknown[0]].name}), which "
+            "torch.distributed.pipelining does not know; leave it out of the order, or run this "
+            "one with hocket.runtime.Pipeline"
+        )
 
 
 def relabelled(schedule: Schedule) -> tuple[Schedule, tuple[int, ...]]:
