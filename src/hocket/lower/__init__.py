@@ -2,5 +2,6 @@
 
 from hocket.lower.backward import merge_backward
 from hocket.lower.communication import insert_communication, strip_communication
+from hocket.lower.recomputation import recompute
 
-__all__ = ["insert_communication", "merge_backward", "strip_communication"]
+__all__ = ["insert_communication", "merge_backward", "recompute", "strip_communication"]

@@ -36,7 +36,7 @@ class Formula(NamedTuple):
     """A published closed form: how it is written, where it holds, the test and the value.
 
     `when` and `value` take any of p, m, v, the options, and the times of equal stages F, I, W,
-    B, FB and latency, by name. metric: "makespan" or "span".
+    B, R, FB and latency, by name. metric: "makespan" or "span".
     """
 
     text: str
@@ -257,7 +257,7 @@ def closed_form(found: Entry, settings: dict[str, Any], costs: Costs) -> Number 
 
 def _equal_stages(costs: Costs) -> dict[str, Any] | None:
     """Times by name, or None where stages differ or messages take more than a latency."""
-    per_stage: dict[str, Any] = {"F": costs.F, "I": costs.I, "W": costs.W, "B": costs.full_backward}
+    per_stage: dict[str, Any] = {name: costs.time(name) for name in "FIWBR"}
     for name, value in per_stage.items():
         distinct = set(value) if isinstance(value, tuple) else {value}
         if len(distinct) > 1:
