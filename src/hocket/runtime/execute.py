@@ -30,6 +30,8 @@ class Parts:
     last: Mapping[int, Sequence[int]]
     """Stage -> the microbatches whose path ends there on this rank."""
     training: bool
+    remade: frozenset[tuple[int, int]] = frozenset()
+    """The stages and microbatches whose activations an R makes again."""
 
     def boundary(self, action: Action) -> Downstream | Upstream:
         """The boundary of the action's stage that a message crosses."""
@@ -47,7 +49,10 @@ class Parts:
 def _forward(parts: Parts, stage: int, mb: int) -> Call:
     s = parts.stages[stage]
     if parts.training:
-        return s.forward_loss if mb in parts.last[stage] else s.forward
+        forward = s.forward_loss if mb in parts.last[stage] else s.forward
+        if (stage, mb) in parts.remade:
+            return lambda mb: s.forward_dropped(mb, forward)
+        return forward
     return s.evaluate_loss if mb in parts.last[stage] else s.evaluate
 
 
@@ -57,6 +62,7 @@ TABLE: dict[Kind, Bind] = {
     Kind.B: lambda parts, stage, mb: parts.stages[stage].backward,
     Kind.I: lambda parts, stage, mb: parts.stages[stage].input_backward,
     Kind.W: lambda parts, stage, mb: parts.stages[stage].weight_backward,
+    Kind.R: lambda parts, stage, mb: parts.stages[stage].recompute,
 }
 """What a kind of work calls, given its stage and microbatch. A new kind is one entry."""
 

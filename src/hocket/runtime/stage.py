@@ -17,6 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hocket.errors import RunError
 from hocket.runtime.records import HERE, Record
+from hocket.runtime.remade import Remade
 from hocket.runtime.slice_state import Carry, carries
 from hocket.runtime.values import arguments, call, flatten, map_tensors, rebuild, tensors_of
 
@@ -66,6 +67,7 @@ class Stage:
         self.losses: list[Tensor | None] = [None] * m
         self.records: list[list[Record]] = [[] for _ in range(m)]
         self.more: list[Any] = [None] * m
+        self.remade: list[Remade | None] = [None] * m
         self.outputs: list[Any] | None = None
 
     # --- forward ----------------------------------------------------------------------------
@@ -111,6 +113,37 @@ class Stage:
         self.roots[mb] = (get_gradient_edge(loss),)
         self.gradients[mb] = (self._weight(loss, mb),)
         self.losses[mb] = loss.detach()
+
+    def forward_dropped(self, mb: int, forward: Callable[[int], None]) -> None:
+        """F, by one of the above, that keeps only the stage's input until R."""
+        value, target = self.inputs[mb], self.targets[mb]
+        if self.carry is not None:
+            raise RunError(
+                f"stage {self.index} carries values from slice to slice, which R cannot make "
+                "again; leave R out of the order for it"
+            )
+        self.remade[mb] = remade = Remade(
+            f"{self.index}F{mb}", value, target, tensors_of(value[0]), seeded=self.keys is not None
+        )
+        with remade.dropping():
+            forward(mb)
+
+    def recompute(self, mb: int) -> None:
+        """R: makes again what F dropped."""
+        remade, self.remade[mb] = self.remade[mb], None
+        assert remade is not None, f"no forward of {self.index}R{mb}"
+        taken = self.records[mb]
+
+        def run() -> None:
+            with self.keys(mb) if self.keys is not None else _NOTHING:
+                out = self._forward(remade.value[0], mb)
+            if remade.target is not None and self.loss is not None and self.weights[mb]:
+                HERE.records = self.records[mb]
+                self.loss(out, remade.target[0])
+                HERE.records = None
+
+        remade.make(run, self.module.buffers())
+        self.records[mb] = taken
 
     def evaluate(self, mb: int) -> None:
         """F of an evaluation: nothing is kept for a backward."""
@@ -176,6 +209,8 @@ class Stage:
             b.detach().copy_(before)
         torch.set_rng_state(numbers)
         self.writes = True
+        if (remade := self.remade[mb]) is not None:
+            remade.places.clear()
         return self._forward(value, mb)
 
     def _report_if_cut_off(self, mb: int) -> None:
@@ -302,7 +337,10 @@ class Stage:
 
     def leftovers(self) -> list[str]:
         """What is still held, for the check after a step; empty when all is clean."""
-        names = ("inputs", "leaves", "roots", "gradients", "more", "results", "returns", "pending")
+        names = (
+            "inputs", "leaves", "roots", "gradients", "more", "results", "returns", "pending",
+            "remade",
+        )  # fmt: skip
         held = {name: getattr(self, name) for name in names}
         if self.carry is not None:
             more = ("values", "leaves", "roots", "gradients")
