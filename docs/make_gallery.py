@@ -69,14 +69,14 @@ exactly as much as BPipe, moves nothing, and is faster; F = I = W = 1:
 ```
 
 `hocket compare -p 8 -m 32 1f1b v-half v-auto:limit=10` makes such a row; `v-auto` has an order for
-any limit. PipeOffload and OptPipe also move activations, to the host. An order can say so with `D` and
-`U` ([format.md](format.md)), which are checked, timed and drawn; no generator places them yet, and the
-runtime does not run them.
+any limit. PipeOffload and OptPipe also move activations, to the host. An order can say so with
+`D` and `U` ([format.md](format.md)), which are checked, timed and drawn; no generator places them
+yet, and the runtime does not run them.
 
-**Recomputation that is planned.** AdaPipe and Mario search for what each stage recomputes and when. Merak's
-orders are here (`merak`), `hocket.lower.recompute` puts an `R` into any order, and `hocket plan`
-chooses recomputation stage by stage as part of the backward ([planning.md](planning.md)). It does
-not yet search for the place of an `R` of its own.
+**Recomputation that is planned.** AdaPipe and Mario search for what each stage recomputes and
+when. Merak's orders are here (`merak`), `hocket.lower.recompute` puts an `R` into any order, and
+`hocket plan` chooses recomputation stage by stage as part of the backward
+([planning.md](planning.md)). It does not yet search for the place of an `R` of its own.
 
 **Weights that move.** WeiPipe, TawPipe and RoundPipe send weights from rank to rank or from the
 host, to where the activations are. A placement in hocket keeps a stage on its ranks for the step.

@@ -57,7 +57,7 @@ def test_a_renamed_schedule_shares_its_arrays():
 
 @pytest.mark.parametrize(
     ("kind", "stage", "mb"),
-    [(0, 1 << 20, 0), (0, -1, 0), (0, 0, -1), (9, 0, 0), (-1, 0, 0), (0, 0, 1 << 31),
+    [(0, 1 << 20, 0), (0, -1, 0), (0, 0, -1), (len(Kind), 0, 0), (-1, 0, 0), (0, 0, 1 << 31),
      (0, 0, 10**30), (0, 1.5, 0), ("F", 0, 0), (0, None, 0)],
 )  # fmt: skip
 def test_an_action_outside_the_range_does_not_wrap_into_another(kind, stage, mb):
@@ -81,7 +81,7 @@ def test_the_largest_action_has_a_code_of_its_own():
     assert str(s.slot(0)) == "1048575RECV_B2147483647"
 
 
-@pytest.mark.parametrize("code", [-1, 8, 9, 1 << 57, -(1 << 60)])
+@pytest.mark.parametrize("code", [-1, len(Kind), len(Kind) + 1, 1 << 57, -(1 << 60)])
 def test_a_code_of_no_action_is_refused(code):
     assert _refusal(Schedule.from_lines, "x", ONE, [lay(np.array([0, code]))]) == (
         f"the code {code} at position 1 is of no action; stages are 0 to 1048575, microbatches "

@@ -95,9 +95,7 @@ def test_merak_takes_the_time_of_its_own_code(p, m, variant, makespan):
 
 
 def test_torch_s_csv_has_no_letter_for_them():
-    with pytest.raises(
-        ScheduleError, match=r"merak has the action R \(recomputation\), which"
-    ):
+    with pytest.raises(ScheduleError, match=r"merak has the action R \(recomputation\), which"):
         torch_order(build("merak", p=2, m=2))
 
 

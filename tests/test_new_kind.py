@@ -98,7 +98,7 @@ def test_a_new_kind_needs_one_row_and_no_other_edit(tmp_path):
     shutil.copytree(SRC, copy, ignore=shutil.ignore_patterns("__pycache__"))
     text = (copy / "deps.py").read_text()
     last_member = "    U = 10  # reload: host to device\n"
-    last_row = "        look=Look((_TAN, _TAN), \"Reload\", \"U#1\"),\n    ),\n}\n"
+    last_row = '        look=Look((_TAN, _TAN), "Reload", "U#1"),\n    ),\n}\n'
     assert text.count(last_member) == text.count(last_row) == 1
     text = text.replace(last_member, last_member + MEMBER)
     text = text.replace(last_row, last_row.removesuffix("}\n") + ROW + "}\n")

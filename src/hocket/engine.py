@@ -17,7 +17,7 @@ import numpy as np
 from hocket import compiled
 from hocket.codes import kinds_of, mbs_of, stages_of
 from hocket.compiled import ROOM
-from hocket.deps import IS_WORK, NEEDS, Kind
+from hocket.deps import IS_WORK, NEEDS, USERS, Kind
 from hocket.graph import Graph
 from hocket.ir import Array, Schedule
 
@@ -89,7 +89,15 @@ class _Rows(NamedTuple):
 
 @lru_cache(maxsize=64)
 def _rows(n_stages: int, m: int) -> _Rows:
-    needs = [[need for need in NEEDS[kind] if not need.step] for kind in Kind]
+    # Of the orders that a pass is made over, which are without the kinds in USERS.
+    needs = [
+        [
+            need._replace(sources=tuple(x for x in need.sources if x[0] not in USERS))
+            for need in NEEDS[Kind.F if kind in USERS else kind]
+            if not need.step
+        ]
+        for kind in Kind
+    ]
     rows: list[set[Kind]] = []
     for need in chain.from_iterable(needs):
         alike = {kind for kind, _ in need.sources if IS_WORK[kind]}
@@ -129,12 +137,15 @@ def walk(
 
     table: time of each computation, `[kind, stage]`; work: of each slot, instead, `[slot]`. wires:
     as for `delays_of`. timed: whether the times are wanted, or only whether all can run. None where
-    some slot never starts, and where a pass is too simple to tell: with messages or slices, slots
-    whose parts need each other, and where it would not run compiled.
+    some slot never starts, and where a pass is too simple to tell: with messages or slices, kinds
+    that may stand in for one another (deps.USERS), slots whose parts need each other, and where it
+    would not run compiled.
     """
     placement, n = schedule.placement, len(schedule.codes)
     fast = compiled.choose(pass_over, n)
     if fast is None or schedule.has_communication or placement.slices > 1:
+        return None
+    if not schedule.kinds.isdisjoint(USERS):
         return None
     rows = _rows(placement.n_stages, placement.m)
     shape = rows.n_rows + rows.n_full, placement.n_stages + 2, placement.m

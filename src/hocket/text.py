@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from hocket import limits
+from hocket.deps import MESSAGES, WORK
 from hocket.errors import ScheduleError, TextError
 from hocket.files import read
 from hocket.ir import (
@@ -25,6 +26,7 @@ from hocket.ir import (
 )
 
 HEADER = "# hocket 1"
+_LETTERS = " ".join(kind.name for kind in (*WORK, *MESSAGES))
 _ACTION = re.compile(r"([0-9]+)([A-Z_]+?)([0-9]+)")
 _QUEUE = re.compile(r"([0-9]+)(?:/([A-Za-z][A-Za-z0-9_-]*))?")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
@@ -268,7 +270,7 @@ class _Reader:
         if not match or match[2] not in Kind.__members__:
             self.fault(
                 number,
-                f"expected an action such as 2F0 (stage, one of {' '.join(Kind.__members__)}, "
+                f"expected an action such as 2F0 (stage, one of {_LETTERS}, "
                 f"microbatch), found {token!r}",
             )
             return None

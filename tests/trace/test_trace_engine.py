@@ -15,7 +15,8 @@ from hocket.trace.slices import UNITS
 
 CASES = {**cases(), "overlapping": overlapping(), "disordered": disordered(0)}
 FORMATS = ("pftrace", "json")
-JSON_NAMES = {"F": "Fwd", "B": "Bwd", "I": "Igrad", "W": "Wgrad"}
+JSON_NAMES = {"F": "Fwd", "B": "Bwd", "I": "Igrad", "W": "Wgrad",
+              "R": "Recompute", "D": "Offload", "U": "Reload"}  # fmt: skip
 
 
 def ns(timeline: Timeline, time) -> int:
@@ -94,7 +95,8 @@ def same_times(timeline, found):
     rounding = 0 if timeline.ticks.exact and timeline.ticks.scale == 1 else len(timeline.start)
     for rank in timeline.ranks:
         lines = found[rank.rank]
-        work = [x for line, x in lines.items() if "send" not in line and "receive" not in line]
+        beside = "send", "receive", "host"  # messages and copies
+        work = [x for line, x in lines.items() if not any(word in line for word in beside)]
         assert abs(sum(d for x in work for _, d in x) - ns(timeline, rank.busy)) <= rounding
         if timeline.schedule.has_communication:
             assert max(t + d for x in work for t, d in x) <= ns(timeline, rank.end)
@@ -221,7 +223,8 @@ def test_overlapping_slices_survive_on_tracks_beside(engine, tmp_path, ending):
 
 def test_every_kind_of_slice_has_a_colour_of_its_own(engine, tmp_path):
     groups = {"one": CASES["messages, latency"], "two": CASES["zero bubble, floats"],
-              "three": CASES["dual with lanes"]}  # fmt: skip
+              "three": CASES["dual with lanes"],
+              "four": CASES["recomputed and offloaded"]}  # fmt: skip
     load(engine, tmp_path, groups, "pftrace")
     colours = dict(
         engine.rows(

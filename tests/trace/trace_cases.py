@@ -12,6 +12,7 @@ from hocket.ir import Kind, Line, Schedule, action_of, linear
 from hocket.lower import insert_communication
 from hocket.pattern import join, run
 from hocket.simulator import simulate
+from hocket.text import loads
 from hocket.timeline import Timeline
 
 
@@ -63,6 +64,15 @@ THIRDS = Costs(F=Fraction(1, 3), I=Fraction(2, 7), W=Fraction(1, 9), latency=1, 
 FLOATS = Costs(F=0.25, I=0.1, W=0.05, latency=1e-3, unit="s")
 
 
+COPIED = """# hocket 1
+name copied
+path 0: 0 1
+0: 0F0 0F1 0R0+0B0 0B1
+0/host: 0D1 0U1
+1: 1F0 1B0 1F1 1R1 1B1
+"""
+
+
 @cache
 def cases() -> dict[str, Timeline]:
     lowered = insert_communication(one_f_one_b(4, 6))
@@ -80,6 +90,7 @@ def cases() -> dict[str, Timeline]:
         "dual": simulate(dualpipe_like(), EACH_US),
         "dual with lanes": simulate(dualpipe_like(), LANES),
         "two streams": simulate(two_streams(), EACH_US),
+        "recomputed and offloaded": simulate(loads(COPIED), EACH_US),
         "messages": simulate(lowered),
         "messages, latency": simulate(lowered, EACH_US),
         "messages, blocking": simulate(lowered, EACH_US, blocking=True),
