@@ -8,7 +8,7 @@ import sys
 import time
 
 from hocket import Costs, build, simulate
-from hocket.schedules.controllable import v_schedule
+from hocket.planner import Request, plan
 
 # makespans of the authors' search (arXiv 2405.15362, their code) at p = 8, m = 16, by limit
 REAL = Costs(F=149, I=147, W=100, latency=5)
@@ -45,7 +45,10 @@ def real() -> None:
     print("limit  authors' search   ours  CPU s")
     for limit, makespan in SEARCHED.items():
         begun = time.process_time()
-        schedule = v_schedule(8, 16, limit=limit, costs=REAL)
+        asked = Request(
+            p=8, m=16, costs=REAL, in_flight=limit / 2, shapes=("v",), v=(2,), split=True
+        )
+        schedule = plan(asked).schedule
         took = time.process_time() - begun
         print(f"{limit:5}  {makespan:15}  {simulate(schedule, REAL).makespan:5}  {took:5.1f}")
 

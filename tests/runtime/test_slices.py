@@ -8,7 +8,6 @@ import weakref
 from itertools import accumulate
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from runtime_ranks import (
@@ -26,13 +25,11 @@ from runtime_ranks import (
 from torch import nn
 
 from hocket.cli import main
-from hocket.costs import Costs, load_costs
+from hocket.costs import load_costs
 from hocket.errors import RunError
-from hocket.ir import Kind, Placement, linear, mbs_of, vshape
 from hocket.runtime import Pipeline
 from hocket.runtime.data import REPLICATED
 from hocket.schedules import build
-from hocket.search.policy import all_actions, list_schedule
 from hocket.text import loads
 
 pytestmark = pytest.mark.runtime
@@ -49,18 +46,29 @@ def one_rank(module: nn.Module, m: int = 2, slices: int = 2, **options) -> Pipel
 # --- gradients ----------------------------------------------------------------------------------
 
 
-def greedy(placement: Placement, slices: int, *kinds: Kind):
-    """An order of these kinds with slices that nobody wrote down: backwards first."""
-    placement = Placement(placement.paths, placement.path_of, slices)
-    work = all_actions("greedy", placement, (Kind.F, *kinds))
-    prefer = np.where(mbs_of(work.codes) >= 0, np.arange(len(work.codes))[::-1], 0)
-    return list_schedule(work, Costs(), prefer=prefer, limit=9 * placement.m)
-
-
+# Orders that nobody wrote down: a greedy rank that takes the last microbatch and backwards first.
 ORDERS = {
-    "split backwards": lambda: greedy(linear(2, 6), 3, Kind.I, Kind.W),
-    "two stages per rank in a V": lambda: greedy(vshape(2, 4), 2, Kind.B),
-    "split backwards in a V": lambda: greedy(vshape(2, 6), 2, Kind.I, Kind.W),
+    "split backwards": lambda: loads("""# hocket 1
+name greedy
+slices 3
+path 0: 0 1
+0: 0F3 0F4 0F5 0F0 0F1 0I5 0W5 0I4 0W4 0I3 0W3 0F2 0I2 0W2 0I1 0W1 0I0 0W0
+1: 1F3 1F4 1F5 1I5 1W5 1I4 1W4 1I3 1W3 1F0 1F1 1F2 1I2 1W2 1I1 1W1 1I0 1W0
+"""),
+    "two stages per rank in a V": lambda: loads("""# hocket 1
+name greedy
+slices 2
+path 0: 0 1 1 0
+0: 0F2 0F3 0F0 0F1 3F2 3F3 3B3 3B2 3F0 0B3 0B2 3F1 3B1 3B0 0B1 0B0
+1: 1F2 1F3 2F2 2F3 1F0 1F1 2F0 2B3 1B3 2B2 1B2 2F1 2B1 1B1 2B0 1B0
+"""),
+    "split backwards in a V": lambda: loads("""# hocket 1
+name greedy
+slices 2
+path 0: 0 1 1 0
+0: 0F2 0F3 0F0 0F1 3F2 3F3 3I3 3W3 3I2 3W2 0I3 0W3 0I2 0W2 3F0 3F1 3I1 3W1 3I0 3W0 0I1 0W1 0I0 0W0
+1: 1F2 1F3 2F2 2F3 1F0 1F1 2I3 2W3 1I3 1W3 2I2 2W2 1I2 1W2 2F0 2F1 2I1 2W1 1I1 1W1 2I0 2W0 1I0 1W0
+"""),
     "whole and split backwards in turn": lambda: loads("""# hocket 1
 name mixed
 slices 2

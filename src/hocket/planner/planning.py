@@ -120,7 +120,7 @@ class _Planning:
             late = large and self.race.seconds > self.request.time_limit
             if (self.interrupted or late) and self.race.contests:
                 why = "left out: the time was over before it began"
-                self.entrants.append(_absent(choice.name, choice.p, choice.v, why))
+                self.entrants.append(Entrant.absent(choice.name, choice.p, choice.v, why))
                 self.skipped.append(choice)
             else:
                 self._enter_contest(choice)
@@ -133,7 +133,7 @@ class _Planning:
         late = self.request.time_limit * FOR_NAMES
         for name, p, v, made in named(self.request, lambda: self.race.seconds > late):
             if isinstance(made, str):
-                self.entrants.append(_absent(name, p, v, made))
+                self.entrants.append(Entrant.absent(name, p, v, made))
             else:
                 self._enter(name, made.name, v, made, placements)
 
@@ -152,22 +152,17 @@ class _Planning:
         request = self.request
         barred = _barred(request, made, known)
         if barred:
-            return _absent(name, made.p, v, barred)
+            return Entrant.absent(name, made.p, v, barred)
         try:
             costs = self.pricing.costs(made.placement, made.has_split_backward)
             timeline = simulate(made, costs)
         except (CostError, PlanError, ScheduleError) as error:
-            return _absent(name, made.p, v, str(error).splitlines()[0])
+            return Entrant.absent(name, made.p, v, str(error).splitlines()[0])
         value = measure(timeline, costs, request.objective)
         why = over(request, timeline)
         if not why:
             self.race.finalists.append(Finalist(value, made, costs, name, name))
-        return Entrant(
-            name=name, p=made.p, v=v, weights=made.placement.weight_copies,
-            makespan=timeline.makespan, span=timeline.span, value=None if why else value,
-            in_flight=float(max(timeline.in_flight)), peak_bytes=max(timeline.peak_bytes),
-            why=why,
-        )  # fmt: skip
+        return Entrant.timed(name, v, timeline, None if why else value, why)
 
     def _enter_contest(self, variant: Variant) -> None:
         """Adds a variant that fits, with what list scheduling and the named ones give it."""
@@ -179,7 +174,7 @@ class _Planning:
             self.race.contests.append(Contest.begun(variant, self.request, starts))
         else:
             why = lacking(variant)
-            self.entrants.append(_absent(variant.name, variant.p, variant.v, why))
+            self.entrants.append(Entrant.absent(variant.name, variant.p, variant.v, why))
 
     # --- the answer ---------------------------------------------------------------------
 
@@ -213,14 +208,7 @@ class _Planning:
             chosen = self._sizes(made) or self._levels(made)
             why = f"no order {scope} is better" + " with its settings" * bool(chosen)
         self.race.finalists.append(Finalist(value, made, variant.costs, contest.name, contest.by))
-        self.entrants.append(
-            Entrant(
-                name=contest.name, p=made.p, v=variant.v, weights=made.placement.weight_copies,
-                makespan=timeline.makespan, span=timeline.span, value=value,
-                in_flight=float(max(timeline.in_flight)),
-                peak_bytes=max(timeline.peak_bytes), why=why,
-            )
-        )  # fmt: skip
+        self.entrants.append(Entrant.timed(contest.name, variant.v, timeline, value, why))
 
     def _sizes(self, made: Schedule) -> tuple[int, ...]:
         return self.pricing.sizes(made.placement, made.has_split_backward)
@@ -228,10 +216,6 @@ class _Planning:
     def _levels(self, made: Schedule) -> tuple[str, ...]:
         levels = self.pricing.levels.get((made.placement.paths, made.has_split_backward), ())
         return tuple(x.name for x in levels)
-
-
-def _absent(name: str, p: int, v: int, why: str) -> Entrant:
-    return Entrant(name, p, v, 0.0, None, None, None, None, None, why)
 
 
 def _barred(request: Request, made: Schedule, known: bool) -> str:

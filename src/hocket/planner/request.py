@@ -14,6 +14,7 @@ from hocket.ir import Placement, Schedule, linear, looped, mirrored, vshape, wav
 from hocket.limits import PLANNED, at_most, check_schedule
 from hocket.planner.recompute import Level
 from hocket.search.bounds import Bound
+from hocket.timeline import Timeline
 
 _ROUNDING = 1e-9  # sums of floats in another order differ by less
 Limit = Number | tuple[Number, ...] | None
@@ -186,6 +187,22 @@ class Entrant(NamedTuple):
     peak_bytes: float | None
     why: str
     family: str = ""
+
+    @classmethod
+    def timed(
+        cls, name: str, v: int, timeline: Timeline, value: Number | None, why: str
+    ) -> Entrant:
+        """A competitor whose order was simulated."""
+        made = timeline.schedule
+        return cls(
+            name, made.p, v, made.placement.weight_copies, timeline.makespan, timeline.span, value,
+            float(max(timeline.in_flight)), max(timeline.peak_bytes), why,
+        )  # fmt: skip
+
+    @classmethod
+    def absent(cls, name: str, p: int, v: int, why: str) -> Entrant:
+        """A competitor that is not allowed or cannot be made."""
+        return cls(name, p, v, 0.0, None, None, None, None, None, why)
 
 
 @dataclass(frozen=True, eq=False)

@@ -6,7 +6,7 @@ from hocket.deps import FULL
 from hocket.ir import Placement, Schedule, vshape
 from hocket.schedules.chimera import joined
 from hocket.schedules.registry import Formula, register
-from hocket.search.policy import all_actions
+from hocket.search.problem import all_actions
 
 
 @register(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import product
 from typing import Any
 
@@ -9,14 +10,16 @@ import numpy as np
 
 from hocket.costs import Costs
 from hocket.deps import FULL
-from hocket.ir import Array, Kind, Schedule, kinds_of, mbs_of, mirrored, stages_of
+from hocket.ir import Array, Kind, Placement, Schedule, kinds_of, mbs_of, mirrored, stages_of
 from hocket.pattern import lay
 from hocket.schedules.registry import Formula, register
-from hocket.search.policy import all_actions, list_schedule, ranked
+from hocket.search.problem import all_actions, problem
+from hocket.search.search import Arena
 from hocket.simulator import simulate
 
 _EVEN, _ROUGH = Costs(), Costs(F=10, I=12, W=7, latency=3)
 _PACES = (_EVEN, Costs(F=2, I=1, W=2))
+Rule = Callable[[Array, Array, Array], tuple[Array, ...]]
 _FORWARDS = {"direct": 1, "doubling": 2, "halving": 2}  # microbatches of one forward slot
 
 
@@ -107,8 +110,8 @@ def chimera(
     if limit is None:
         limit = p + (p // (4 * pipes) if m > 2 * p else 0)
     orders = [
-        list_schedule(work, costs, prefer=prefer, limit=limit)
-        for prefer, costs in product(_preferences(work), _PACES)
+        listed(work.name, work.placement, costs, rule, limit=limit)
+        for rule, costs in product((deepest, oldest), _PACES)
     ]
     if m % p == 0 and limit >= p:
         orders.append(joined(work))
@@ -142,11 +145,28 @@ def _work(p: int, m: int, pipes: int, forwards: int) -> Schedule:
     return all_actions("chimera", mirrored(p, path_of, pipes), FULL)
 
 
-def _preferences(work: Schedule) -> list[Array]:
-    """Ways to rank actions: backwards first and deepest forward, or forwards first and oldest."""
-    forward = kinds_of(work.codes) == Kind.F
-    stages, mbs = stages_of(work.codes), mbs_of(work.codes)
-    return [
-        ranked(forward, np.where(forward, -stages, stages), mbs),
-        ranked(~forward, mbs, stages),
-    ]
+def listed(
+    name: str, placement: Placement, costs: Costs, rule: Rule, *, limit: int | None = None
+) -> Schedule:
+    """The order where a free rank takes, of what can start soonest, what the rule puts first.
+
+    rule: from kind, stage and microbatch of each action to sort keys, the first one decides.
+    limit: microbatches in flight per rank, each on one stage.
+    """
+    room = None if limit is None else [limit] * placement.p
+    asked = problem(placement, costs, FULL, in_flight=room)
+    types = asked.type_of
+    order = Arena(asked).ranked(*rule(asked.kind[types], asked.stage[types], asked.mb_of))
+    assert order is not None, "one microbatch of every path always fits"
+    return asked.schedule(order, name)
+
+
+def deepest(kind: Array, stage: Array, mb: Array) -> tuple[Array, ...]:
+    """Backwards first, of forwards the deepest."""
+    forward = kind == Kind.F
+    return forward, np.where(forward, -stage, stage), mb
+
+
+def oldest(kind: Array, stage: Array, mb: Array) -> tuple[Array, ...]:
+    """Forwards first, of the first microbatch."""
+    return kind != Kind.F, mb, stage

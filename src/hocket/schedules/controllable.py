@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import lru_cache
 
-from hocket.costs import Costs, Number
-from hocket.deps import FULL, SPLIT
-from hocket.errors import UsageError
 from hocket.ir import Schedule
 from hocket.schedules.registry import Formula, register
 from hocket.schedules.zero_bubble import zb_v
 from hocket.search.v_reorder import half_block, min_block, reordered, whole_block
 
 _SOURCE = "Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.15362"
-_QUICK = 2_500_000
-_EVEN, _ROUGH = Costs(), Costs(F=10, I=12, W=7, B=19, latency=3)
 
 
 @register(
@@ -51,7 +44,7 @@ def v_half(p: int, m: int) -> Schedule:
     """
     limit = 2 * (p // 2 + 1)
     if p < 3:  # the block of the paper is for three ranks and more
-        return v_schedule(p, m, limit=limit, name="v-half", effort=_QUICK)
+        return _searched("v-half", p, m, limit)
     return _kept(reordered("v-half", p, m, half_block(p), limit))
 
 
@@ -103,7 +96,8 @@ def v_auto(p: int, m: int, *, limit: int | None = None) -> Schedule:
     limit: stages in flight per rank until W, two for a whole microbatch; left out, 2p, where
     ZB-V's makespan is reached. This order is made for F = I = W, where from V-Min's memory on it
     has the least bubble that a limit allows: 6p - 1 - 3 limit stage times up to 3p/2, from there
-    3p - 1 - limit (tested for p = 3 to 16, m = 2p and more). `v_schedule` takes real costs.
+    3p - 1 - limit (tested for p = 3 to 16, m = 2p and more). For real costs:
+    `hocket plan --shapes v -v 2`.
 
     >>> from hocket import build, dumps
     >>> print(dumps(build("v-auto", p=3, m=3, limit=5)), end="")
@@ -114,7 +108,7 @@ def v_auto(p: int, m: int, *, limit: int | None = None) -> Schedule:
     1: 1F0 1F1 1F2 4F0 4F1 4I0 4W0 1I0 4I1 4F2 1W0 1I1 4I2 4W1 1W1 1I2 4W2 1W2
     2: 2F0 3F0 2F1 3F1 2F2 3I0 2I0 3W0 3F2 3I1 2I1 2W0 3W1 3I2 2I2 2W1 3W2 2W2
     """
-    return v_schedule(p, m, limit=2 * p if limit is None else limit, effort=_QUICK)
+    return _searched("v-auto", p, m, 2 * p if limit is None else limit)
 
 
 @register(
@@ -144,61 +138,28 @@ def v_1f1b(p: int, m: int) -> Schedule:
     return _kept(reordered("v-1f1b", p, m, whole_block(p), limit, split=False))
 
 
-def v_schedule(
-    p: int, m: int, *, limit: float | Sequence[float], costs: Costs = _EVEN,
-    metric: str = "makespan", split: bool = True, held: float = 1, effort: int | None = None,
-    name: str = "v-auto",
-) -> Schedule:  # fmt: skip
-    """The best order found for 2p stages in a V on p ranks under a limit, for these costs.
-
-    limit: stages in flight, for all ranks or one for each. metric: what is to be small,
-    "makespan" or "span". split: backwards as I and W. held: the share of a stage's activations
-    that is still there between I and W (1 counts all until W). effort: actions to time in the
-    search, left out for one that suits the size; the same effort always gives the same order.
-    Where numba is installed, single moves take as much again.
-
-    Raises: UsageError for a limit below 2: each rank must hold both stages of a microbatch.
-    """
-    limits = (limit,) * p if isinstance(limit, int | float) else tuple(limit)
-    if min(limits) < 2:
-        raise UsageError(f"limit is {min(limits)}; the smallest that fits is 2")
-    if effort is None:
-        effort = min(max(6_000_000, 20_000 * p * m), 40_000_000)
-    return _found(name, p, m, limits, replace(costs, FB="sum"), metric, split, held, effort)
-
-
 def _kept(schedule: Schedule | None) -> Schedule:
     assert schedule is not None, "the paper's blocks put no two actions of a rank at one time"
     return schedule
 
 
 @lru_cache(maxsize=64)
-def _found(
-    name: str, p: int, m: int, limits: tuple[float, ...], costs: Costs, metric: str, split: bool,
-    held: float, effort: int,
-) -> Schedule:  # fmt: skip
-    known = (zb_v(p, m),) if split and m >= 2 * p - 1 else ()
+def _searched(name: str, p: int, m: int, limit: int) -> Schedule:
     from hocket.search.v_shape import Question, search  # for these schedules alone
 
-    question = Question(
-        name, p, m, 2, SPLIT if split else FULL, tuple(min(x, 2 * m) for x in limits), costs,
-        held=held, metric=metric, effort=effort, known=known,
-        also=_ROUGH if costs == _EVEN else None,
-        target=_target(p, m, limits, metric) if split and costs == _EVEN else 0,
-    )  # fmt: skip
-    return search(question)
+    known = (zb_v(p, m),) if m >= 2 * p - 1 else ()
+    limit = min(limit, 2 * m)
+    return search(Question(name, p, m, 2, limit, "makespan", _target(p, m, limit), known=known))
 
 
-def _target(p: int, m: int, limits: tuple[float, ...], metric: str) -> Number:
+def _target(p: int, m: int, limit: int) -> int:
     """No order is faster with F = I = W and no latency; the search stops where it gets there.
 
     A backward reaches the last rank 3p - 1 units after the start, and until then the rank has
     only as many forwards as its memory holds. After its last forward the step takes 3p units
     more, and the rank has a backward and a weight gradient of each stage that it still holds.
     """
-    held = int(min(limits[-1], 2 * p, 2 * m))
+    held = min(limit, 2 * p)
     begin = 2 * p - held
     end = max(3 * p - 2 * held, 0) if held < 2 * m else 0
-    if metric == "span":
-        return 6 * m + max(begin, p - 1 + begin + 3 * p - 2 * held if held < 2 * m else 0)
     return max(6 * m + p - 1 + begin + end, 4 * p + 1)

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from hocket.costs import Costs
-from hocket.deps import FULL
-from hocket.ir import Kind, Schedule, kinds_of, mbs_of, stages_of, wave
+from hocket.ir import Schedule, wave
+from hocket.schedules.chimera import deepest, listed
 from hocket.schedules.registry import register
-from hocket.search.policy import all_actions, list_schedule, ranked
 from hocket.simulator import simulate
 
 _PACES = (Costs(F=2, I=1, W=1), Costs())  # a backward as long as a forward, and twice as long
@@ -38,10 +35,7 @@ def hanayo(p: int, m: int, *, v: int = 2) -> Schedule:
     2: 2F0 2F1 5F0 5F1 5B0 5B1 2B0 2B1
     3: 3F0 4F0 3F1 4F1 4B0 3B0 4B1 3B1
     """
-    work = all_actions("hanayo", wave(p, m, v), FULL)
-    forward, stages = kinds_of(work.codes) == Kind.F, stages_of(work.codes)
-    prefer = ranked(forward, np.where(forward, -stages, stages), mbs_of(work.codes))
-    orders = [list_schedule(work, pace, prefer=prefer, limit=m * v) for pace in _PACES]
+    orders = [listed("hanayo", wave(p, m, v), pace, deepest) for pace in _PACES]
     lean = [s for s in orders if _peak(s) <= p * v] or orders
     return min(lean, key=lambda s: simulate(s).makespan)
 

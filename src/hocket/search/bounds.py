@@ -12,7 +12,7 @@ from hocket.deps import BACKWARDS, IS_WORK, WORK
 from hocket.graph import edges
 from hocket.ir import Array, Kind, Placement, Schedule, kinds_of, mbs_of, stages_of
 from hocket.pattern import lay
-from hocket.search.policy import all_actions
+from hocket.search.problem import all_actions
 
 
 class Bound(NamedTuple):

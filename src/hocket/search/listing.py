@@ -1,6 +1,6 @@
-"""The list scheduler: a queue that falls free starts what can start soonest, less its penalty.
+"""The list scheduler: a queue that falls free starts what can start soonest, plus its penalty.
 
-Compiled where numba is installed; `T` are `kernel.Tables`.
+A rule of priority is an array of penalties, in ticks by node. `T` are `kernel.Tables`.
 """
 
 from __future__ import annotations
@@ -13,22 +13,17 @@ import numpy as np
 class Rules(NamedTuple):
     """What the list scheduler knows of a problem beside `Tables`.
 
-    By type: path, number of microbatches, all needs, whether it puts a microbatch in flight
-    (`first`) and takes it out (`closes`), the backward of its stage, the queues that wait for it.
-    By queue: its types, how many, and the memory that a forward must leave to others.
+    By type: path, number of microbatches, whether it puts a microbatch in flight (`first`) and
+    takes it out (`closes`), the backward of its stage. By queue: its first type, those of all
+    queues being in a row, and the memory that a forward must leave to others.
     """
 
     path: Any
     counts: Any
-    needs: Any
-    need: Any
-    delay: Any
     first: Any
     closes: Any
     partner: Any
-    wakes: Any
-    types_of: Any
-    n_types_of: Any
+    types: Any
     head_room: Any
 
 
@@ -39,13 +34,11 @@ def reserve(r, t, k, L, take, done):
     of type t, microbatch k, does not keep room for itself.
     """
     total = 0.0
-    for i in range(L.n_types_of[r]):
-        a = L.types_of[r, i]
+    for a in range(L.types[r], L.types[r + 1]):
         if not L.first[a] or done[a] == L.counts[a]:
             continue
         oldest = done[a]
-        for j in range(L.n_types_of[r]):
-            b = L.types_of[r, j]
+        for b in range(L.types[r], L.types[r + 1]):
             if L.closes[b] and L.path[b] == L.path[a]:
                 oldest = min(oldest, done[b])
         if done[a] <= oldest and not (a == t and k == oldest):
@@ -58,11 +51,16 @@ def ready_at(T, L, t, done, end):
     k, at = done[t], 0.0
     if k >= L.counts[t]:
         return np.inf
-    for e in range(L.needs[t]):
-        u = L.need[t, e]
+    for e in range(T.needs[t]):
+        u = T.need[t, e]
         if done[u] <= k:
             return np.inf
-        at = max(at, end[T.base[u] + k] + L.delay[t, e])
+        at = max(at, end[T.base[u] + k] + T.delay[t, e])
+    for e in range(T.own_needs[t]):
+        u = T.own_need[t, e]
+        if done[u] <= k:
+            return np.inf
+        at = max(at, end[T.base[u] + k])
     return at
 
 
@@ -82,8 +80,7 @@ def choose(T, L, r, bias, ahead, urgent, clock, level, done, end):
     """
     chosen, at, best, blocked = -1, 0.0, np.inf, False
     for turn in range(2):
-        for i in range(L.n_types_of[r]):
-            t = L.types_of[r, i]
+        for t in range(L.types[r], L.types[r + 1]):
             if turn == 1 and T.free[t] <= 0.0:
                 continue
             ready = max(clock, ready_at(T, L, t, done, end))
@@ -94,7 +91,7 @@ def choose(T, L, r, bias, ahead, urgent, clock, level, done, end):
             if not has_room(T, L, r, t, level, done):
                 blocked = blocked or not L.first[t] or ready <= clock
                 continue
-            score = ready + bias[t] - (urgent if turn == 1 else 0.0)
+            score = ready + bias[T.base[t] + done[t]] - (urgent if turn == 1 else 0.0)
             if score < best:
                 best, chosen, at = score, t, ready
         if not blocked:
@@ -105,8 +102,7 @@ def choose(T, L, r, bias, ahead, urgent, clock, level, done, end):
 def companion(T, L, r, t, by, level, done, end):
     """The type that shares the slot of another best, if it is ready by then; -1: none."""
     found, best = -1, 0.0
-    for i in range(L.n_types_of[r]):
-        u = L.types_of[r, i]
+    for u in range(L.types[r], L.types[r + 1]):
         f, b = (t, u) if T.side[t] == 0 else (u, t)
         saved = T.dur[t] + T.dur[u] - T.pair[f, b]
         if T.side[f] != 0 or not saved > best or ready_at(T, L, u, done, end) > by:
@@ -135,16 +131,15 @@ class Desk(NamedTuple):
     dirty: Any
 
 
-def enter(T, L, D, r, t, number, order):
+def enter(T, D, r, t, number, order):
     """Writes the next microbatch of a type to the order as this number; it ends at the clock."""
     D.end[T.base[t] + D.done[t]] = D.clock[r]
     D.level[r] += T.take[t] - T.free[t]
     order[D.cursor[r]] = number
     D.cursor[r] += 1
     D.done[t] += 1
-    for i in range(L.wakes.shape[1]):
-        if L.wakes[t, i] >= 0:
-            D.dirty[L.wakes[t, i]] = True
+    for e in range(T.feeds[t]):
+        D.dirty[T.queue_of[T.feed[t, e]]] = True
     return 1
 
 
@@ -179,8 +174,8 @@ def dispatch(T, L, D, bias, ahead, urgent, wait, order):
             t, u = (t, u) if T.side[t] == 0 else (u, t)
             length = T.pair[t, u]
         clock[r] = soonest + length
-        left -= enter(T, L, D, r, t, t, order)
+        left -= enter(T, D, r, t, t, order)
         if u >= 0:
-            left -= enter(T, L, D, r, u, u + len(T.base), order)
+            left -= enter(T, D, r, u, u + len(T.base), order)
         dirty[r] = True
     return True

@@ -22,9 +22,23 @@ from hocket.ir import (
     mbs_of,
     stages_of,
 )
-from hocket.search.policy import all_actions
+from hocket.pattern import lay
 
 _SLACK = 1e-9
+
+
+def all_actions(name: str, placement: Placement, kinds: tuple[Kind, ...]) -> Schedule:
+    """A schedule that holds the given kinds of every stage and microbatch, in no useful order."""
+    lengths = placement.lengths
+    mbs = np.repeat(np.arange(placement.m), lengths)
+    stages = np.concatenate([np.arange(n) for n in lengths])
+    queue = placement.rank_table(placement.queues)[np.array(placement.path_of)[mbs], stages]
+    lines = []
+    for q in range(len(placement.queues)):
+        mine = queue == q
+        codes = [encode(int(kind), stages[mine], mbs[mine]) for kind in kinds]
+        lines.append(lay(np.concatenate(codes)))
+    return Schedule.from_lines(name, placement, lines)
 
 
 @dataclass(frozen=True, eq=False)
@@ -119,6 +133,16 @@ class Problem:
         """The microbatches of each path, in order."""
         path_of = np.array(self.placement.path_of)
         return [np.flatnonzero(path_of == k) for k in range(len(self.placement.paths))]
+
+    @cached_property
+    def type_of(self) -> Array:
+        """The type of each node, `[node]`: the microbatches of each type in order."""
+        return np.repeat(np.arange(self.n_types), self.counts)
+
+    @cached_property
+    def mb_of(self) -> Array:
+        """The microbatch of each node, `[node]`."""
+        return np.concatenate([self.mbs_of_path[path] for path in self.path.tolist()])
 
     @property
     def cap(self) -> Array:

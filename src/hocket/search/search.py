@@ -7,13 +7,15 @@ from collections.abc import Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import product
+from itertools import pairwise, product
 from typing import NamedTuple
 
 import numpy as np
 
+from hocket.compiled import choose
 from hocket.deps import BACKWARDS, ENDS, FULL, STARTS
 from hocket.ir import Array, Kind
+from hocket.search import listing
 from hocket.search.annealing import MOVES
 from hocket.search.compiled import kernels
 from hocket.search.kernel import State, Tables
@@ -25,6 +27,7 @@ EVEN, KEEN = 0.5, 0.8  # shares of moves on the critical path: KEEN crosses plat
 _COOL = 1500  # actions from which on chains stay near their start
 _BOTH = 400  # actions from which on long chains take turns with populations
 _LISTED = 100_000_000  # actions times queues that list scheduling goes over before a search
+_LISTING = 50  # times as long as a plain loop takes with an action, the list scheduler does
 _LARGE = 2000  # actions from which on policies do more than moves
 
 
@@ -192,22 +195,10 @@ class Arena:
             (int(p.path[t]), int(p.stage[t])): t for t in range(p.n_types) if p.kind[t] in BACKWARDS
         }
         partner = np.array([back[int(a), int(s)] for a, s in zip(p.path, p.stage, strict=True)])
-        queues = len(p.queues) - 1
-        mine = [np.flatnonzero(p.queue_of == q) for q in range(queues)]
-        types_of = np.zeros((queues, max(map(len, mine))), dtype=np.int64)
-        for q, types in enumerate(mine):
-            types_of[q, : len(types)] = types
-        wakes = np.full((p.n_types, 4), -1, dtype=np.int64)
-        for t in range(p.n_types):
-            waiting = {int(p.queue_of[b]) for a, b, _ in p.arcs if a == t}
-            wakes[t, : len(waiting)] = sorted(waiting)
+        types = np.searchsorted(p.queue_of, np.arange(len(p.queues)))
         more = np.where(first, 0.0, np.maximum(p.take, p.take - p.free))
-        head_room = np.array([more[types].max(initial=0.0) for types in mine])
-        n_types = np.array([len(x) for x in mine], dtype=np.int64)
-        return Rules(
-            p.path, p.counts, p.needs, p.need, p.delay, first, closes, partner, wakes, types_of,
-            n_types, head_room,
-        )  # fmt: skip
+        head_room = np.array([more[a:b].max(initial=0.0) for a, b in pairwise(types)])
+        return Rules(p.path, p.counts, first, closes, partner, types, head_room)
 
     # --- list scheduling ------------------------------------------------------------------
 
@@ -219,19 +210,33 @@ class Arena:
         way = p.head[partner] - p.head
         return np.where((p.kind == Kind.F) & (p.dur > 0), way / np.maximum(p.dur, 1e-12), 0.0)
 
+    def ranked(self, *keys: Array) -> Array | None:
+        """The order where of all that can start soonest the action with the least keys goes first.
+
+        keys: `[node]`, the first one decides before the second.
+        """
+        penalties = np.empty(self.problem.n)
+        penalties[np.lexsort(keys[::-1])] = np.arange(self.problem.n) / (2 * self.problem.n)
+        return self._dispatched(penalties, self._boundless, Policy())
+
     def listed(self, policy: Policy) -> Array | None:
         """The order of the list scheduler under a policy; None where it stops."""
         p = self.problem
         depth = p.stage / max(1, int(p.stage.max()))
         bias = np.where(p.kind == Kind.F, policy.forward, 0.0)
         bias = bias + np.where(p.kind == Kind.W, policy.weight, 0.0) - policy.deep * depth
-        ahead = np.full(p.n_types, 1 << 40, dtype=np.int64)
+        ahead = self._boundless
         if policy.eager is not None:
             ahead = np.maximum(1, np.floor(policy.eager * self._round_trip + 1)).astype(np.int64)
-        return self._dispatched(bias, ahead, policy)
+        return self._dispatched((bias * self.unit)[p.type_of], ahead, policy)
 
-    def _dispatched(self, bias: Array, ahead: Array, policy: Policy) -> Array | None:
-        """The order of the list scheduler with these penalties (mean actions) and limits."""
+    @property
+    def _boundless(self) -> Array:
+        """No limit of how many forwards may be ahead of their backwards, `[type]`."""
+        return np.full(self.problem.n_types, 1 << 40, dtype=np.int64)
+
+    def _dispatched(self, penalties: Array, ahead: Array, policy: Policy) -> Array | None:
+        """The order of the list scheduler with these penalties (ticks, `[node]`) and limits."""
         order = np.zeros(self.problem.n, dtype=np.int64)
         wait = -1.0 if policy.wait is None else policy.wait * self.unit
         queues = len(self.problem.queues) - 1
@@ -240,10 +245,10 @@ class Arena:
             np.zeros(queues), np.zeros(queues), self.problem.queues[:-1].copy(),
             np.zeros(queues, dtype=np.int64), np.zeros(queues), np.ones(queues, dtype=bool),
         )  # fmt: skip
-        ended = kernels().dispatch(
-            self.tables, self._rules, desk, bias * self.unit, ahead, policy.urgent * self.unit,
-            wait, order,
-        )  # fmt: skip
+        dispatch = choose(listing.dispatch, self.problem.n * _LISTING) or listing.dispatch
+        ended = dispatch(
+            self.tables, self._rules, desk, penalties, ahead, policy.urgent * self.unit, wait, order
+        )
         return order if ended else None
 
     def random_start(self, rng: np.random.Generator, known: Sequence[Found]) -> Array:
@@ -255,10 +260,10 @@ class Arena:
             bias = np.where(forward, policy.forward, 0.0)
             bias = bias + np.where(p.kind == Kind.W, policy.weight, 0.0)
             bias = bias + rng.normal(size=p.n_types) * rng.choice([0.01, 0.03, 0.1])
-            ahead = np.full(p.n_types, 1 << 40, dtype=np.int64)
+            ahead = self._boundless
             if rng.random() < 0.5:
                 ahead = np.where(forward, rng.integers(1, self._most_ahead, size=p.n_types), ahead)
-            order = self._dispatched(bias, ahead, policy)
+            order = self._dispatched((bias * self.unit)[p.type_of], ahead, policy)
             if order is not None and self.cost(order) < math.inf:
                 return order
         return known[int(rng.integers(len(known)))].order
@@ -380,12 +385,12 @@ def _rows(arcs: Sequence[tuple[int, int, float]], n_types: int) -> tuple[Array, 
 class Chain(NamedTuple):
     """One annealing: where it begins, temperatures in units of the mean action, moves, focus."""
 
-    start: Array
+    order: Array
     hot: float
     cold: float
     moves: int
     seed: int
-    focus: float
+    focus: float = EVEN
 
 
 # Temperatures of a round's chains: from gentle repair of a good start to a wide search.
@@ -510,13 +515,10 @@ class Search:
         n = arena.problem.n
         moves = min(_PER_ACTION * n, first_moves(n) // 2) * min(4, 2 ** (island.number // 8))
         seeds = rng.integers(1, 1 << 31, size=_BROOD).tolist()
-        jobs = [
-            workers.submit(
-                arena.anneal, start, moves=moves, hot=hot, cold=cold, goal=self.goal, seed=seed
-            )
-            for start, seed in zip(starts, seeds, strict=True)
-        ]
-        found = [job.result() for job in jobs]
+        found = self._run(
+            [Chain(x, hot, cold, moves, seed) for x, seed in zip(starts, seeds, strict=True)],
+            workers,
+        )
         self._island = island.grown(found)
         if self._island.idle >= _PATIENCE:
             number = island.number + 1
@@ -526,13 +528,11 @@ class Search:
 
     def _annealed(self, workers: Executor) -> list[Found]:
         heats = HEATS if self.arena.problem.n < _COOL else COOL
-        jobs = [
-            workers.submit(
-                self.arena.anneal, c.start, moves=c.moves, hot=c.hot, cold=c.cold,
-                goal=self.goal, seed=c.seed, focus=c.focus,
-            )
-            for c in _chains(self._pool, self.seed, self._turn, self._moves, heats)
-        ]  # fmt: skip
+        return self._run(_chains(self._pool, self.seed, self._turn, self._moves, heats), workers)
+
+    def _run(self, chains: Sequence[Chain], workers: Executor) -> list[Found]:
+        """What the chains find, in their order."""
+        jobs = [workers.submit(self.arena.anneal, **c._asdict(), goal=self.goal) for c in chains]
         return [job.result() for job in jobs]
 
     def _shorter(self) -> Search | None:

@@ -19,7 +19,7 @@ from hocket.deps import ENDS, FULL, SPLIT, STARTS
 from hocket.graph import edges
 from hocket.ir import Array, Kind, Schedule, encode, kinds_of, mbs_of, stages_of, vshape
 from hocket.pattern import lay
-from hocket.search.policy import all_actions
+from hocket.search.problem import all_actions
 
 _ROOM = 1 << 22  # numbers that are worked on at once
 _PERIOD, _W = 6, 4  # units from one block to the next; the fifth row of a rank are its W
@@ -60,8 +60,8 @@ def whole_block(p: int) -> Block:
     return Block((ones, ones, down, up), (1, 1 if p % 3 else 4, steps[p - 1]))
 
 
-def blocks_holding(p: int, least: int, most: int) -> list[Block]:
-    """Blocks in a steady state of which the fullest rank holds `least` to `most` stages.
+def blocks_holding(p: int, holding: int) -> list[Block]:
+    """Blocks in a steady state of which the fullest rank holds that many stages.
 
     Two slopes: up the ranks each step takes 1; down, backwards as forwards, the first ones take
     one time and the rest another. For one stage more than V-Min, p = 3k + 1, only the first step
@@ -80,7 +80,7 @@ def blocks_holding(p: int, least: int, most: int) -> list[Block]:
     some.append(Block(((4, *ones)[: p - 1], ones, ones, (3, *ones)[: p - 1]), (1, 1, 1)))
     at_once = max(1, _ROOM // (24 * p))
     held = np.concatenate([_held(p, some[i : i + at_once]) for i in range(0, len(some), at_once)])
-    return [some[k] for k in np.flatnonzero((held >= least) & (held <= most)).tolist()]
+    return [some[k] for k in np.flatnonzero(held == holding).tolist()]
 
 
 def _held(p: int, blocks: list[Block]) -> Array:

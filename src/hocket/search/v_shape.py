@@ -11,55 +11,43 @@ Source: Qi et al., Pipeline Parallelism with Controllable Memory, arXiv 2405.153
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
-from hocket.compiled import is_compiled
-from hocket.costs import Costs, Number
-from hocket.ir import Array, Kind, Schedule, kinds_of, mbs_of, stages_of, wave
+from hocket.costs import Costs
+from hocket.deps import SPLIT
+from hocket.ir import Array, Kind, Schedule, encode, kinds_of, mbs_of, stages_of, wave
 from hocket.pattern import lay
-from hocket.search.policy import Outcome, Trials, all_actions
 from hocket.search.problem import problem
-from hocket.search.search import Arena
-from hocket.search.v_reorder import (
-    Block,
-    blocks_holding,
-    half_block,
-    min_block,
-    reordered,
-    whole_block,
-)
+from hocket.search.trials import Outcome, Trials
+from hocket.search.v_reorder import Block, blocks_holding, half_block, min_block, reordered
 
 FITS = np.array([-1, 0, 0.25, 0.5, 0.75, 1])
+_EVEN, _ROUGH = Costs(), Costs(F=10, I=12, W=7, B=19, latency=3)
+_EFFORT = 2_500_000  # actions to time
 _BATCH, _KEPT, _ALIKE, _BLOCKS = 240, 30, 4, 12
 _STUCK = 1e300
 _LARGE = 40_000  # actions from which on a known order that reaches the target is the answer
-_OVERHEAD = 32  # what a single move costs besides the fifth of all actions that it looks at
 
 
 @dataclass(frozen=True)
 class Question:
     """What to search: a wave of v stages per rank, a limit in stages in flight for every rank.
 
-    held: the share of a stage that still counts between I and W. metric: "makespan" or "span",
-    what to make small first. target: good enough to stop there. also: other costs, under which
-    the makespan of the same orders is to be small second. effort: actions to
-    time, blocks being sought from so many `starts`. known: orders to begin with.
+    metric: "makespan" or "span", what to make small first, for F = I = W. target: good enough to
+    stop there; the makespan of the same orders under uneven costs is to be small second. starts:
+    how often blocks are sought. known: orders to begin with.
     """
 
     name: str
     p: int
     m: int
     v: int
-    kinds: tuple[Kind, ...]
-    limit: tuple[float, ...]
-    costs: Costs
-    held: float = 1
-    metric: str = "makespan"
-    target: Number = 0
-    also: Costs | None = None
-    effort: int = 4_000_000
+    limit: int
+    metric: str
+    target: int
     starts: int = 2
     known: tuple[Schedule, ...] = ()
 
@@ -70,8 +58,8 @@ def search(question: Question) -> Schedule:
     short = _Shape(q, min(q.m, 2 * q.p + 2))
     shape = short if short.m == q.m else _Shape(q, q.m)
     begun = _Pool(shape, random, written=True)
-    begun.add(_lines(shape, list(q.known)), None)
-    if begun.reached and len(shape.work.codes) > _LARGE:
+    begun.add(shape.lines(q.known), None)
+    if begun.reached and shape.asked.n > _LARGE:
         begun.keep()
         return begun.best()
     if q.v == 2:
@@ -88,61 +76,32 @@ def search(question: Question) -> Schedule:
     begun.add(pool.whole(), None)
     begun.keep()
     _polish(begun, max(_batches(shape, 0.25), 1))
-    return begun.best() if q.also else _annealed(begun)
-
-
-def _annealed(pool: _Pool) -> Schedule:
-    """The pool's best order after single moves; the order itself where numba is not installed."""
-    q, found = pool.shape.question, pool.best()
-    if not is_compiled():
-        return found
-    sizes = replace(q.costs.bytes, activation=1, held=q.held, gradient=0)
-    costs = replace(q.costs, bytes=sizes)
-    asked = problem(found.placement, costs, q.kinds, room=[float(x) for x in q.limit])
-    order = asked.order_of(found)
-    assert order is not None, "the pool's orders are of this placement and these kinds"
-    moves = int(q.effort / (asked.n / 5 + _OVERHEAD))
-    arena = Arena(asked, q.metric)
-    better = arena.anneal(order, moves=moves, hot=0.1, cold=0.02, goal=0.0, seed=20240524)
-    return asked.schedule(better.order, q.name)
+    return begun.best()
 
 
 def _reordered(short: _Shape, shape: _Shape) -> Array:
     """Whole orders from building blocks, the paper's among them, reordered on a unit grid."""
     q = short.question
-    limit = int(min(*q.limit, 2 * q.p))
-    blocks = [whole_block(q.p)]
-    if short.split:
-        blocks = [half_block(q.p), min_block(q.p)]
-        some = blocks_holding(q.p, limit if q.also else limit - 3, limit)
-        if some:
-            steps, turns = (np.array(x) for x in zip(*some, strict=True))
-            numbers = _numbers(short, steps, turns)
-            outcome = short.trials.run(short.orders(numbers), short.fit(numbers))
-            blocks += [some[k] for k in _best(_scores(short, outcome))[:_BLOCKS].tolist()]
+    limit = min(q.limit, 2 * q.p)
+    paper = [half_block(q.p), min_block(q.p)]
+    blocks, some = paper, blocks_holding(q.p, limit)
+    if some:
+        steps, turns = (np.array(x) for x in zip(*some, strict=True))
+        numbers = _numbers(short, steps, turns)
+        outcome = short.trials.run(short.orders(numbers), short.fit(numbers))
+        blocks = paper + [some[k] for k in _best(_scores(short, outcome))[:_BLOCKS].tolist()]
 
-    def orders(m: int, some: list[tuple[Block, bool]]) -> list[Schedule | None]:
-        return [
-            reordered(q.name, q.p, m, b, limit, split=short.split, close=close) for b, close in some
-        ]
+    def orders(m: int, ways: list[tuple[Block, bool]]) -> list[Schedule | None]:
+        return [reordered(q.name, q.p, m, b, limit, close=close) for b, close in ways]
 
-    # the paper's blocks either way; for F = I = W the other ones are best with a close end
-    ways = [(b, False) for b in (blocks[:2] if q.also else blocks)]
-    ways += [(b, True) for b in blocks if short.split]
+    # the paper's blocks either way; the other ones are best with a close end
+    ways = [(b, False) for b in paper] + [(b, True) for b in blocks]
     if short is not shape:
         found = orders(short.m, ways)
         ways = [way for way, s in zip(ways, found, strict=True) if s]
-        outcome = short.trials.run(_lines(short, [s for s in found if s]))
+        outcome = short.trials.run(short.lines([s for s in found if s]))
         ways = [ways[k] for k in _best(_scores(short, outcome))[:4].tolist()]
-    return _lines(shape, [s for s in orders(q.m, ways) if s])
-
-
-def _lines(shape: _Shape, schedules: list[Schedule]) -> Array:
-    """Positions in the shape's work of the actions of whole orders, `[order, queue, place]`."""
-    codes, p = shape.work.codes, shape.p
-    by_code = np.argsort(codes)
-    found = [by_code[np.searchsorted(codes[by_code], s.codes)].reshape(p, -1) for s in schedules]
-    return np.array(found, dtype=np.int64).reshape(len(found), p, len(codes) // p)
+    return shape.lines([s for s in orders(q.m, ways) if s])
 
 
 # --- building blocks ------------------------------------------------------------------------
@@ -161,44 +120,41 @@ class _Shape:
     def __init__(self, question: Question, m: int) -> None:
         q = self.question = question
         self.p, self.m, self.legs = q.p, m, 2 * q.v
-        self.work = all_actions(q.name, wave(q.p, m, q.v), q.kinds)
-        self.trials = Trials(self.work, q.costs, q.limit, held=q.held)
-        self.other = None if q.also is None else Trials(self.work, q.also, q.limit, held=q.held)
+        placement, limit = wave(q.p, m, q.v), [q.limit] * q.p
+        even, rough = (problem(placement, x, SPLIT, in_flight=limit) for x in (_EVEN, _ROUGH))
+        self.asked, self.trials, self.other = even, Trials(even), Trials(rough)
         self._layout()
-        self._durations()
-        kinds, stages = kinds_of(self.work.codes), stages_of(self.work.codes)
+        kinds, stages, self.mb = even.kind[even.type_of], even.stage[even.type_of], even.mb_of
         down = stages // q.p
         self.leg = np.where(kinds == Kind.F, down, self.legs - 1 - down)
         # what moves together: the actions of a leg, or the W of a stage
         self.stream = np.where(kinds == Kind.W, self.legs + down, self.leg)
-        self.rank = self.work.queue_of_slot
-        self.mb = mbs_of(self.work.codes)
-        ordered = kinds != Kind.W
-        self.mine = [np.flatnonzero(ordered & (self.rank == r)) for r in range(q.p)]
+        self.rank = even.queue_of[even.type_of]
+        self.codes = encode(kinds, stages, self.mb)
+        in_turn = np.lexsort((stages, self.mb, kinds, self.rank))
+        in_turn = in_turn[kinds[in_turn] != Kind.W]
+        self.mine = in_turn.reshape(q.p, -1)
 
     def _layout(self) -> None:
+        """Where each number stands in a row, and its least value, in units of F = I = W."""
         ends = np.cumsum([self.legs * (self.p - 1), self.legs - 1, 1, 1, 1, 2 * self.legs, 2])
         self.links, self.turns, self.period, self.share, self.pack, self.ramps, self.reach = (
             slice(a, b) for a, b in zip([0, *ends[:-1]], ends, strict=True)
         )
         self.width = int(ends[-1])
-
-    def _durations(self) -> None:
-        """The mean times of actions, and the least value of each number."""
-        kinds, t = kinds_of(self.work.codes), self.trials
-        time = {k: float(t.duration[:-2][kinds == k].mean()) for k in self.question.kinds}
-        self.split = Kind.W in time
-        backward = time[Kind.I if self.split else Kind.B]
-        self.unit = sum(time.values()) / 3 or 1.0
-        half = self.legs // 2
-        of_leg = np.array([time[Kind.F]] * half + [backward] * half)
         self.least = np.full(self.width, -np.inf)
-        self.least[self.links] = np.repeat(of_leg + float(t.delays.max()), self.p - 1)
-        self.least[self.turns] = of_leg[:-1]
-        self.least[self.period] = half * sum(time.values())
+        self.least[self.links] = self.least[self.turns] = 1
+        self.least[self.period] = self.legs // 2 * 3
         self.least[self.share] = -1
         self.least[self.pack] = self.least[self.reach] = 0
-        self.slots = np.array([1] * half + [1 if self.split else 2] * half)
+
+    def lines(self, schedules: Sequence[Schedule]) -> Array:
+        """The nodes of whole orders, `[order, queue, place]`."""
+        asked, found = self.asked, np.zeros((len(schedules), self.asked.n), dtype=np.int64)
+        for row, s in zip(found, schedules, strict=True):
+            row[:] = asked.base[asked.by_place[0, kinds_of(s.codes), stages_of(s.codes)]]
+            row += mbs_of(s.codes)
+        return found.reshape(len(schedules), self.p, asked.n // self.p)
 
     def fit(self, numbers: Array) -> Array:
         """The share of a W that a wait must hold, `[block]`."""
@@ -222,9 +178,8 @@ class _Shape:
         ramps = numbers[:, self.ramps].reshape(len(numbers), 2, self.legs)[:, :, self.leg]
         when += ramps[:, 0] * np.maximum(first - self.mb, 0)
         when += ramps[:, 1] * np.maximum(self.mb - (self.m - 1 - last), 0)
-        out = np.full((len(numbers), self.p, len(self.mine[0])), self.trials.stop)
-        for r, mine in enumerate(self.mine):
-            out[:, r, :] = mine[np.argsort(when[:, mine], axis=1, kind="stable")]
+        in_turn = np.argsort(when[:, self.mine], axis=2, kind="stable")
+        out = np.take_along_axis(self.mine[None], in_turn, axis=2)
         packed = np.flatnonzero(numbers[:, self.pack][:, 0] > 0.5)
         out[packed] = self._packed(out[packed])
         return out
@@ -237,7 +192,7 @@ class _Shape:
         leg, mb, half = self.leg[orders], self.mb[orders], self.legs // 2
         begun = np.maximum.accumulate(leg >= half, axis=2)
         others = (~begun & (leg > 0)).sum(axis=2)
-        firsts = np.array(self.question.limit, dtype=np.int64) - others
+        firsts = self.question.limit - others
         early = (~begun & (leg > 0)) | ((leg == 0) & (mb < firsts[:, :, None]))
         rank = np.arange(self.p)[None, :, None]
         arrives = leg * self.p + np.where(leg % 2, self.p - 1 - rank, rank) + (1 + leg) * mb
@@ -249,21 +204,20 @@ def _seeds(shape: _Shape, random: np.random.RandomState, n: int) -> Array:
     """Blocks to begin with: serial ones, even ones, and those whose periods interlock."""
     q, legs, links = shape.question, shape.legs, shape.p - 1
     few = np.tile(np.where(np.isfinite(shape.least), shape.least, 0), (q.p * q.v + 1, 1))
-    chain = few[0, shape.links].sum() + few[0, shape.turns].sum() + shape.unit * (legs + 1)
+    chain = few[0, shape.links].sum() + few[0, shape.turns].sum() + legs + 1
     few[:, shape.period] = chain / (1 + np.arange(len(few)))[:, None]
     even = np.tile(few[0], (n // 2, 1))
     even[:, shape.period] = shape.least[shape.period] * random.uniform(1, 1.3, (len(even), 1))
-    extra = random.exponential(shape.unit, (len(even), legs))
+    extra = random.exponential(size=(len(even), legs))
     # every second one as long as the memory allows: limit times the period is held on a rank
-    long = random.uniform(0.6, 1.2, (len(even), 1)) * max(q.limit) * even[:, shape.period]
+    long = random.uniform(0.6, 1.2, (len(even), 1)) * q.limit * even[:, shape.period]
     room = np.maximum(long - few[0, shape.links].sum(), 0) / max(links, 1)
     extra[::2] = (extra * room / extra.sum(axis=1, keepdims=True))[::2]
     even[:, shape.links] += np.repeat(extra, links, axis=1)
-    even[:, shape.turns] += random.exponential(shape.unit, (len(even), legs - 1))
+    even[:, shape.turns] += random.exponential(size=(len(even), legs - 1))
     steps, turns = _interlocking(shape, random, 16 * n)
     steps, turns = steps[: n // 2], turns[: n // 2]
-    published = [half_block(q.p), min_block(q.p)] if shape.split else [whole_block(q.p)]
-    for block in published if q.v == 2 else []:
+    for block in (half_block(q.p), min_block(q.p)) if q.v == 2 else ():
         steps = np.concatenate([np.tile(block.steps, (10, 1, 1)), steps])
         turns = np.concatenate([np.tile(block.turns, (10, 1)), turns])
     exact = _numbers(shape, steps, turns)
@@ -280,9 +234,8 @@ def _numbers(shape: _Shape, steps: Array, turns: Array) -> Array:
     """The rows of blocks given in units of F = I = W."""
     least = np.where(np.isfinite(shape.least), shape.least, 0)
     numbers = np.tile(least, (len(steps), 1))
-    slots = shape.slots[None, :, None]
-    numbers[:, shape.links] += ((steps - slots) * shape.unit).reshape(len(steps), -1)
-    numbers[:, shape.turns] += np.maximum(turns - shape.slots[:-1], 0) * shape.unit
+    numbers[:, shape.links] += (steps - 1).reshape(len(steps), -1)
+    numbers[:, shape.turns] += np.maximum(turns - 1, 0)
     numbers[:, shape.share] = 1
     return numbers
 
@@ -318,16 +271,14 @@ def _interlocking(shape: _Shape, random: np.random.RandomState, n: int) -> tuple
     turns, place = turns[fits], place[fits]
     n = len(turns)
     steps = np.zeros((n, legs, p - 1), dtype=np.int64)
-    last = random.randint(0, 4, size=(n, legs)) + shape.slots
+    last = random.randint(1, 5, size=(n, legs))
     sign = np.where(np.arange(legs) % 2, 1, -1)
     alive = np.ones(n, dtype=bool)
     for link in range(p - 2, -1, -1):
-        draw = random.randint(0, 4, size=(n, tries, legs)) + shape.slots
+        draw = random.randint(1, 5, size=(n, tries, legs))
         even = random.rand(n, tries) < 0.6  # backwards as forwards
-        draw[:, :, legs // 2 :] = np.where(
-            even[:, :, None], draw[:, :, : legs // 2] + (0 if shape.split else 1),
-            draw[:, :, legs // 2 :],
-        )  # fmt: skip
+        forwards, backwards = np.split(draw, 2, axis=2)
+        backwards[even] = forwards[even]
         same = random.rand(n, tries) < 0.5
         same[:, 0] = random.rand(n) < 0.9
         draw = np.where(same[:, :, None], last[:, None, :], draw)
@@ -347,7 +298,7 @@ def _apart(shape: _Shape, place: Array) -> Array:
     period = 3 * shape.legs // 2
     gaps = (place[..., None, :] - place[..., :, None]) % period
     own = np.eye(shape.legs, dtype=bool)
-    return ((gaps >= shape.slots[:, None]) | own).all(axis=(-1, -2))
+    return ((gaps > 0) | own).all(axis=(-1, -2))
 
 
 def _by_memory(shape: _Shape, steps: Array, turns: Array, period: int) -> tuple[Array, Array]:
@@ -357,7 +308,7 @@ def _by_memory(shape: _Shape, steps: Array, turns: Array, period: int) -> tuple[
     numbers[:, shape.turns] = turns
     when, half = shape.offsets(numbers), shape.legs // 2
     held = (when[:, : half - 1 : -1] - when[:, :half] + 2).sum(axis=1).max(axis=1) / period
-    most = max(shape.question.limit) + 0.7
+    most = shape.question.limit + 0.7
     order = np.argsort(np.where(held <= most, most - held, 1e6 + held), kind="stable")
     return steps[order], turns[order]
 
@@ -365,7 +316,7 @@ def _by_memory(shape: _Shape, steps: Array, turns: Array, period: int) -> tuple[
 def _evolve(shape: _Shape, random: np.random.RandomState) -> Array:
     """Good blocks: the best of the seeds, varied again and again."""
     q = shape.question
-    affordable = int(q.effort * 0.5 / q.starts / shape.trials.n)
+    affordable = int(_EFFORT * 0.5 / q.starts / shape.trials.n)
     numbers = _seeds(shape, random, max(affordable // 8, _BATCH // 2))
     kept = np.zeros((0, shape.width))
     scores = np.zeros((0, 3))
@@ -377,16 +328,8 @@ def _evolve(shape: _Shape, random: np.random.RandomState) -> Array:
             scores = np.concatenate([scores, _scores(shape, outcome)])
             best = _best(scores)
             kept, scores = kept[best], scores[best]
-        if q.also is None and scores[0, 0] <= _ticks(shape, q.target):
-            break
         numbers = _vary(shape, kept, random)
     return kept
-
-
-def _ticks(shape: _Shape, target: Number) -> float:
-    """The target in ticks, if as much time is lost with fewer microbatches as with all."""
-    less = (shape.question.m - shape.m) * shape.least[shape.period][0]
-    return float(target * shape.trials.ticks.scale) - less
 
 
 def _scores(shape: _Shape, outcome: Outcome) -> Array:
@@ -394,8 +337,7 @@ def _scores(shape: _Shape, outcome: Outcome) -> Array:
     metrics = [outcome.makespan, outcome.span]
     if shape.question.metric == "span":
         metrics.reverse()
-    other = 0 * outcome.span if shape.other is None else shape.other.run(outcome.lines).makespan
-    scores = np.stack([*metrics, other], axis=1).astype(float)
+    scores = np.stack([*metrics, shape.other.run(outcome.lines).makespan], axis=1)
     return np.where(outcome.runs[:, None], scores, _STUCK)
 
 
@@ -415,11 +357,11 @@ def _best(scores: Array) -> Array:
 
 def _vary(shape: _Shape, kept: Array, random: np.random.RandomState) -> Array:
     """New blocks from old ones: steps, turns, period, ramps changed, steps copied, rows mixed."""
-    n, unit = _BATCH, shape.unit
+    n = _BATCH
     numbers = kept[random.randint(len(kept), size=n)].copy()
-    what, scale = random.rand(n, 1), unit * random.choice([0.25, 0.5, 1, 2], (n, 1))
+    what, scale = random.rand(n, 1), random.choice([0.25, 0.5, 1, 2], (n, 1))
     _vary_links(shape, numbers, what < 0.6, scale, random)
-    turns = _changes(random, (n, shape.legs - 1), scale, unit) * ((what > 0.2) & (what < 0.8))
+    turns = _changes(random, (n, shape.legs - 1), scale) * ((what > 0.2) & (what < 0.8))
     numbers[:, shape.turns] += turns * (random.rand(*turns.shape) < 0.3)
     numbers[:, shape.period] += random.standard_normal((n, 1)) * scale * (
         random.rand(n, 1) < 0.15
@@ -441,10 +383,10 @@ def _vary(shape: _Shape, kept: Array, random: np.random.RandomState) -> Array:
     return np.maximum(numbers, shape.least)
 
 
-def _changes(random: np.random.RandomState, size: tuple, scale: Array, unit: float) -> Array:
+def _changes(random: np.random.RandomState, size: tuple, scale: Array) -> Array:
     """Changes by a little, or by whole units."""
     some = random.standard_normal(size) * scale.reshape(-1, *[1] * (len(size) - 1))
-    whole = random.randint(-1, 2, size=size) * unit
+    whole = random.randint(-1, 2, size=size)
     return np.where(random.rand(size[0], *[1] * (len(size) - 1)) < 0.5, some, whole)
 
 
@@ -462,7 +404,7 @@ def _vary_links(
     last = np.where(kind < 0.2, links - 1, np.where(kind < 0.5, first, last))
     link = np.arange(links)
     inside = (link >= first[:, None]) & (link <= last[:, None]) & chosen
-    change = _changes(random, (n, legs), scale, shape.unit) * (random.rand(n, legs) < 0.4)
+    change = _changes(random, (n, legs), scale) * (random.rand(n, legs) < 0.4)
     numbers[:, shape.links] += (change[:, :, None] * inside[:, None, :]).reshape(n, -1)
     if links < 2:
         return
@@ -487,7 +429,7 @@ class _Pool:
 
     def __init__(self, shape: _Shape, random: np.random.RandomState, *, written: bool) -> None:
         self.shape, self.random, self.written = shape, random, written
-        width = len(shape.work.codes) // shape.p if written else len(shape.mine[0])
+        width = shape.asked.n // shape.p if written else len(shape.mine[0])
         self.orders = np.zeros((0, shape.p, width), dtype=np.int64)
         self.fit, self.scores = np.zeros(0), np.zeros((0, 3))
         self.marks = np.zeros(0, dtype=np.int64)
@@ -496,16 +438,14 @@ class _Pool:
     @property
     def reached(self) -> bool:
         """True when the best is good enough."""
-        return len(self.scores) > 0 and bool(
-            self.scores[0, 0] <= _ticks(self.shape, self.shape.question.target)
-        )
+        return len(self.scores) > 0 and bool(self.scores[0, 0] <= self.shape.question.target)
 
     def whole(self) -> Array:
         """The orders with W where they fit, under either costs, whatever fitting means."""
         shape = self.shape
         orders, fit = np.repeat(self.orders, len(FITS), axis=0), np.tile(FITS, len(self.orders))
         found = [shape.trials.run(self.orders, self.fit)]
-        found += [t.run(orders, fit) for t in (shape.trials, shape.other) if t is not None]
+        found += [t.run(orders, fit) for t in (shape.trials, shape.other)]
         return np.concatenate([x.lines[x.runs] for x in found])
 
     def add(self, orders: Array, fit: Array | None) -> None:
@@ -530,26 +470,26 @@ class _Pool:
 
     def best(self) -> Schedule:
         """The best order."""
-        shape, t = self.shape, self.shape.trials
-        outcome = t.run(self.orders[:1], None if self.written else self.fit[:1])
+        shape = self.shape
+        outcome = shape.trials.run(self.orders[:1])
         assert outcome.runs[0], "one microbatch after the other always runs"
-        done = [lay(shape.work.codes[line[line < t.n]]) for line in outcome.lines[0]]
-        return Schedule.from_lines(shape.work.name, shape.work.placement, done)
+        lines = lay(shape.codes[outcome.lines[0]])
+        return Schedule.from_lines(shape.question.name, shape.asked.placement, lines)
 
 
 def _batches(shape: _Shape, share: float) -> int:
     """How many batches of orders take this share of the question's effort."""
-    return int(shape.question.effort * share / shape.trials.n) // _BATCH
+    return int(_EFFORT * share / shape.trials.n) // _BATCH
 
 
 def _polish(pool: _Pool, batches: int) -> None:
     """Moves actions of the best orders, so many times.
 
-    Or the target reached; whole orders may still do better under the question's other costs.
+    Or the target reached; whole orders may still do better under the uneven costs.
     """
     shape, random = pool.shape, pool.random
     for _ in range(batches):
-        if pool.reached and not (pool.written and shape.other is not None):
+        if pool.reached and not pool.written:
             return
         parents = random.randint(len(pool.orders), size=_BATCH)
         fit = None
