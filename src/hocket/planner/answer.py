@@ -62,10 +62,9 @@ def bound_of(
     kinds = FULL if request.split is False else SPLIT
     fused = saves(costs) or (costs.p2p_overhead is not None and not made.is_single)
     asked = _asked(request, made, costs, kinds, fused)
-    bounds = [best_bound(asked, request.objective)]
+    bounds = [c.bound for c in contests if _same(c.variant.problem, asked)]
+    bounds = bounds or [best_bound(asked, request.objective)]
     bounds += [x for x in [crowded_bound(asked, request.objective)] if x is not None]
-    if fused <= asked.fused:
-        bounds += [c.bound for c in contests if _same(c.variant.problem, asked)]
     text = "of this placement" + " with full backwards" * (kinds == FULL)
     if costs.p2p_overhead is not None and not fused:
         text += " without fused forward-backward slots"

@@ -38,11 +38,11 @@ def zb_auto(p: int, m: int, *, limit: int | None = None) -> Schedule:
 
 @lru_cache(maxsize=64)
 def _searched(p: int, m: int, limit: int) -> Schedule:
+    from hocket.search.v_shape import Question, search  # for these schedules alone
+
     target = 3 * m if limit >= 2 * p - 1 else 0
     if limit <= p:
         target = 3 * m + p - 1
-    from hocket.search.v_shape import Question, search  # for these schedules alone
-
     return search(Question(
         "zb-auto", p, m, 1, min(limit, m), "span", target,
         starts=4 if p <= 16 else 8, known=(zb_h1(p, m), zb_h2(p, m)),

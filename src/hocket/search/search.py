@@ -344,7 +344,7 @@ class Arena:
     def _policies(self) -> tuple[Policy, ...]:
         """Rules to try: all, or of very many actions an even selection."""
         pool, p = SHARING if self.problem.fused else POLICIES, self.problem
-        most = max(8, _LISTED // (p.n * len(p.queues)))
+        most = max(4, _LISTED // (p.n * len(p.queues)))
         return pool[:: math.ceil(len(pool) / most)]
 
     @cached_property
@@ -447,7 +447,6 @@ class Search:
         self.arena, self.goal, self.seed = arena, goal, seed
         self._pool = _kept(starts)
         self._turn = 0
-        self._small = self._shorter()
         self._moves = first_moves(arena.problem.n)
         self._policies = arena.policies
         self._island = Island()
@@ -535,7 +534,8 @@ class Search:
         jobs = [workers.submit(self.arena.anneal, **c._asdict(), goal=self.goal) for c in chains]
         return [job.result() for job in jobs]
 
-    def _shorter(self) -> Search | None:
+    @cached_property
+    def _small(self) -> Search | None:
         """A search with fewer microbatches, whose steady state can be repeated."""
         asked = self.arena.problem
         m = asked.placement.m
