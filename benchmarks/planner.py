@@ -1,8 +1,10 @@
 """What the planner reaches against known optima: python benchmarks/planner.py DATA [GROUP ...].
 
 DATA is a folder with optima.json, caps.json and zb_paper.json; groups are optima, solver, caps,
-paper, seed and curve; other words choose records by name. Prints one line a record, with
-processor seconds of both cores (at most twice the seconds allowed), and a sum a group.
+paper, seed, curve and mixed; other words choose records by name. Prints one line a record, with
+processor seconds of both cores (at most twice the seconds allowed), and a sum a group. mixed
+compares plans that choose for each backward whether it is full with plans of one kind alone, and
+takes costs files in DATA (`hocket profile ... --output costs.toml`) beside the paper's.
 """
 
 from __future__ import annotations
@@ -11,11 +13,12 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hocket.costs import Bytes, Costs, split
+from hocket.costs import Bytes, Costs, load_costs, split
 from hocket.ir import Placement, Queue, linear, mirrored, vshape
 from hocket.schedules import build
 from hocket.search.exact import solve
@@ -127,6 +130,43 @@ def curve(data: Path) -> Iterator[Task]:
         yield Task(f"cap {float(cap)}", asked, "makespan", float("inf"), False, 10, ("zb-v",))
 
 
+def mixed(data: Path) -> Iterator[Task]:
+    """The paper's models in the memory of 1F1B, B = 0.95 (I + W); costs files in DATA as they are."""
+    for i, r in enumerate(json.loads((data / "zb_paper.json").read_text())["rows"]):
+        p, m, i_time, w_time = r["p"], r["m"], r["T_B(input)"], r["T_W"]
+        costs = Costs(
+            F=r["T_F"], I=i_time, W=w_time, B=Fraction(19, 20) * (i_time + w_time),
+            latency=r["T_comm"], bytes=Bytes(activation=r["mem_f"], held=r["mem_f"] + r["mem_b"]),
+        )  # fmt: skip
+        asked = problem(linear(p, m), costs, SPLIT, room=[p * r["mem_f"]] * p)
+        yield Task(f"{i} p={p} m={m}", asked, "makespan", float("inf"), False, 1.5)
+    for path in sorted(data.glob("*.toml")):
+        costs = replace(load_costs(path), cores=None)
+        p = len(costs.F) if isinstance(costs.F, tuple) else 4
+        for m in (2 * p, 4 * p):
+            asked = problem(linear(p, m), costs, SPLIT, in_flight=range(p, 0, -1))
+            yield Task(f"{path.stem} p={p} m={m}", asked, "makespan", float("inf"), False, 1.5)
+
+
+def gains(task: Task) -> bool:
+    """What each kind of plan reaches, and what choosing for each backward saves."""
+    asked = task.problem
+    whole = replace(asked.costs, B=None)  # a full backward is then I and W, one after the other
+    limit = {"room" if asked.limited_by == "bytes" else "in_flight": asked.limit}
+    split = problem(asked.placement, whole, SPLIT, **limit)
+    values = [
+        searched(task._replace(problem=one), full=True)[0].best.cost / one.ticks.scale
+        for one in (split, asked.with_kinds(FULL), asked)
+    ]
+    best, saved = min(values[:2]), [1 - values[2] / x for x in (values[0], min(values[:2]))]
+    text = ", ".join(
+        f"{w} {x:.6g}" for w, x in zip(("split", "full", "mixed"), values, strict=True)
+    )
+    print(f"{'ok ' if values[2] <= best else 'BAD'} {task.name} {text}: saves {saved[0]:.2%} of "
+          f"split, {saved[1]:.2%} of the better", flush=True)  # fmt: skip
+    return values[2] <= best
+
+
 def searched(task: Task, *, full: bool = False) -> tuple[Search, float]:
     """The search until the target is reached, and its processor seconds."""
     from concurrent.futures import ThreadPoolExecutor
@@ -181,6 +221,7 @@ def replace_seconds(task: Task, seconds: float) -> Task:
 GROUPS: dict[str, tuple[Callable[[Path], Iterator[Task]], Callable[[Task], bool]]] = {
     "optima": (optima, report), "solver": (optima, proved), "caps": (caps, report),
     "paper": (paper, report), "seed": (seed, report), "curve": (curve, report),
+    "mixed": (mixed, gains),
 }  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
@@ -24,7 +25,7 @@ def best_bound(problem: Problem, objective: str) -> Bound:
     if problem.fused:
         found = _fused_bounds(problem, objective)
     else:
-        found = _bounds(problem.relaxed, objective)
+        found = [*_bounds(problem.relaxed, objective), *_mixed_bounds(problem, objective)]
     ticks, argument = max(found, key=lambda pair: pair[0])
     if problem.ticks.exact:
         ticks = math.ceil(ticks - 1e-6)
@@ -106,6 +107,66 @@ def _queue_bounds(
         what = "all its work" if whole else f"its {kinds}"
         text = f"rank {name}: the shortest way to {what}, that work, and the way out, {where}"
         yield float(heads[chosen].min() + work[chosen].sum() + tails[chosen].min()), text
+
+
+def _mixed_bounds(problem: Problem, objective: str) -> Iterator[tuple[float, str]]:
+    """One queue, where a full backward delays its gradient and a split one is more work.
+
+    Every forward runs before its own backward. So all forwards of the queue, and of each backward
+    its I or the whole of it, end before the queue's last gradient does; that is one of a path's
+    lowest stage there, and its way out leads over other queues. Whatever is chosen for each
+    backward, no order ends before either of two sums: the way in, forwards, I and full backwards,
+    and the way out; the way in and all work. The bound is the least, over all choices, of the
+    larger sum. It holds as well for those actions alone that have a longer way in.
+    """
+    if not problem.mixes or objective != "makespan":
+        return
+    least, first_half = problem.relaxed, problem.first_half
+    apart = problem.dur[first_half] + problem.dur[problem.second_half]
+    soon, work = (np.minimum(problem.full, x) for x in (problem.dur[first_half], apart))
+    later, more = problem.full - soon, apart - work  # of a full backward; of a split one
+    for q, queue in enumerate(problem.placement.queues):
+        forwards = np.flatnonzero((problem.queue_of == q) & (problem.side == 0))
+        mine = first_half[problem.queue_of[first_half] == q]
+        lowest = {problem.path[i]: i for i in sorted(mine, key=lambda i: -problem.stage[i])}
+        out = min((_way_out(least, i) for i in lowest.values()), default=0.0)
+        text = f"rank {queue}: full backwards delay its last gradient, split ones are more work"
+        for head in sorted(set(least.head[[*forwards, *mine]])):
+            early = forwards[least.head[forwards] >= head]
+            begun = head + float((problem.dur * problem.counts)[early].sum())
+            own = np.flatnonzero(np.isin(first_half, mine) & (least.head[first_half] >= head))
+            counts = problem.counts[first_half[own]]
+            choices: Counter[tuple[float, float]] = Counter()
+            for k, n in zip(own.tolist(), counts.tolist(), strict=True):
+                choices[float(later[k]), float(more[k])] += n
+            sums = begun + float(soon[own] @ counts) + out, begun + float(work[own] @ counts)
+            yield _least_of_larger(*sums, choices), text
+
+
+def _way_out(least: Problem, i: int) -> float:
+    """The shortest time from the end of a queue's last gradient to the end of all."""
+    ways = [
+        delay + least.dur[b] + least.tail[b]
+        for a, b, delay in least.arcs
+        if a == i and least.queue_of[b] != least.queue_of[i]
+    ]
+    return float(max(ways, default=0.0))
+
+
+def _least_of_larger(first: float, second: float, choices: Counter[tuple[float, float]]) -> float:
+    """The larger of two sums, where each of some choices adds to one of them, as low as can be.
+
+    choices: how often one may choose between this much on the first and that much on the second.
+    Shares of a choice are allowed where the choices differ, so no real one is lower.
+    """
+    first += sum(n * a for (a, _), n in choices.items())
+    for (a, b), n in sorted(choices.items(), key=lambda x: x[0][1] / (x[0][0] or math.inf)):
+        turned = min(float(n), max(0.0, (first - second) / (a + b))) if a else 0.0
+        if len(choices) == 1:
+            near = {math.floor(turned), math.ceil(turned)}
+            return min(max(first - x * a, second + x * b) for x in near)
+        first, second = first - turned * a, second + turned * b
+    return max(first, second)
 
 
 def _memory_bounds(
