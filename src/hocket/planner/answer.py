@@ -9,9 +9,9 @@ from hocket.costs import Costs, Number
 from hocket.ir import Schedule
 from hocket.planner.race import Contest, Finalist
 from hocket.planner.request import Entrant, Request
-from hocket.planner.variants import pairs_of, room_of
+from hocket.planner.variants import problem_of
 from hocket.search.bounds import Bound, lower_bounds, work_bound
-from hocket.search.problem import FULL, SPLIT, Problem, problem, saves
+from hocket.search.problem import FULL, SPLIT, Problem, saves
 from hocket.search.problem_bounds import best_bound, crowded_bound
 
 _UNSURE = 0.03  # of a prediction where ranks share cores
@@ -61,7 +61,8 @@ def bound_of(
         return found, "of these slots"
     kinds = FULL if request.split is False else SPLIT
     fused = saves(costs) or (costs.p2p_overhead is not None and not made.is_single)
-    asked = _asked(request, made, costs, kinds, fused)
+    v = max(1, made.placement.n_stages // made.p)
+    asked = problem_of(request, made.placement, costs, kinds, v=v, fused=fused)
     bounds = [c.bound for c in contests if _same(c.variant.problem, asked)]
     bounds = bounds or [best_bound(asked, request.objective)]
     bounds += [x for x in [crowded_bound(asked, request.objective)] if x is not None]
@@ -69,14 +70,6 @@ def bound_of(
     if costs.p2p_overhead is not None and not fused:
         text += " without fused forward-backward slots"
     return max(bounds, key=lambda b: float(b.value)), text
-
-
-def _asked(request: Request, made: Schedule, costs: Costs, kinds: tuple, fused: bool) -> Problem:
-    """The problem that a schedule is an answer to."""
-    placement = made.placement
-    room = room_of(request, placement, costs)
-    pairs = pairs_of(request, placement.p, max(1, placement.n_stages // placement.p))
-    return problem(placement, costs, kinds, in_flight=pairs, room=room, fused=fused)
 
 
 def _same(one: Problem, other: Problem) -> bool:

@@ -113,12 +113,12 @@ def request_of(loaded: Loaded, now: Timeline, **limits: Any) -> Request:
 
 def _shape(schedule: Schedule, v: int) -> str:
     """The planner's name of a placement."""
-    from hocket.planner.request import SHAPES
+    from hocket.planner.request import shape_of
 
-    p, m = schedule.p, schedule.m
-    for name, shape in SHAPES.items():
-        if shape.exists(p, v) and shape.make(p, m, v).paths == schedule.placement.paths:
-            return name
-    raise UsageError(
-        f"the planner has no placement like that of {schedule.name}; name others to try (shapes)"
-    )
+    name = shape_of(schedule.placement.paths, schedule.p, schedule.m, v)
+    if name is None:
+        raise UsageError(
+            f"the planner has no placement like that of {schedule.name}; name others to try "
+            "(shapes)"
+        )
+    return name

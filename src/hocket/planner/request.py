@@ -10,7 +10,7 @@ from typing import NamedTuple
 from hocket.costs import Costs, Number
 from hocket.costs.scaling import check_choice
 from hocket.errors import CostError, UsageError
-from hocket.ir import Placement, Schedule, linear, looped, mirrored, vshape, wave
+from hocket.ir import Placement, Queue, Schedule, linear, looped, mirrored, vshape, wave
 from hocket.limits import PLANNED, at_most, check_schedule
 from hocket.planner.recompute import Level
 from hocket.search.bounds import Bound
@@ -45,6 +45,14 @@ SHAPES: dict[str, Shape] = {
         lambda p, m, v: mirrored(p, [mb % 2 for mb in range(m)]),
     ),
 }  # fmt: skip
+
+
+def shape_of(paths: tuple[tuple[Queue, ...], ...], p: int, m: int, v: int) -> str | None:
+    """The name of the placement with these paths, in any order; None where there is none."""
+    for name, shape in SHAPES.items():
+        if shape.exists(p, v) and set(shape.make(p, m, v).paths) == set(paths):
+            return name
+    return None
 
 
 @dataclass(frozen=True)

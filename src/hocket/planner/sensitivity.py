@@ -102,16 +102,17 @@ def _others(request: Request) -> list[tuple[str, Request]]:
     out.append(("twice the microbatches", replace(request, m=2 * request.m)))
     if request.in_flight is not None:
         for step in (1, -1):
-            more = _plus(request.in_flight, step)
+            more = _each(request.in_flight, plus=step)
             if more is not None:
                 word = "more" if step > 0 else "less"
                 out.append((f"one {word} in flight per rank", replace(request, in_flight=more)))
     if request.memory is not None:
         gigabyte = quotient(*map(Fraction, (SIZES["GB"], SIZES[costs.bytes.unit])))
-        if _least(request.memory) >= gigabyte:
-            more = _plus(request.memory, gigabyte)
+        memory = request.memory
+        if (min(memory) if isinstance(memory, tuple) else memory) >= gigabyte:
+            more = _each(memory, plus=gigabyte)
             out.append(("1 GB more per rank", replace(request, memory=more)))
-        out.append(("10 % more memory", replace(request, memory=_times(request.memory, 1.1))))
+        out.append(("10 % more memory", replace(request, memory=_each(memory, times=1.1))))
     return out
 
 
@@ -138,22 +139,14 @@ def _moved(found: Plan) -> list[tuple[str, Number | None, int]]:
     return sorted(rows, key=lambda row: float(row[1] or 0))[:3]
 
 
-def _plus(limit: Limit, step: Number) -> Limit:
-    values = limit if isinstance(limit, tuple) else (limit,)
-    sums = tuple(x + step for x in values if x is not None)
-    if any(x <= 0 for x in sums):
+def _each(limit: Limit, *, plus: Number = 0, times: Number = 1) -> Limit:
+    """A limit with every number changed; None where one is not above 0 then."""
+    if limit is None:
         return None
-    return sums if isinstance(limit, tuple) else sums[0]
-
-
-def _least(limit: Limit) -> Number:
-    return min(limit) if isinstance(limit, tuple) else limit or 0
-
-
-def _times(limit: Limit, factor: float) -> Limit:
-    if isinstance(limit, tuple):
-        return tuple(x * factor for x in limit)
-    return None if limit is None else limit * factor
+    values = tuple(x * times + plus for x in (limit if isinstance(limit, tuple) else (limit,)))
+    if min(values) <= 0:
+        return None
+    return values if isinstance(limit, tuple) else values[0]
 
 
 class Varied(NamedTuple):

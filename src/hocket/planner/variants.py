@@ -8,12 +8,12 @@ from functools import cache
 from itertools import product
 from typing import Any
 
-from hocket.costs import Costs, Number, fitted, per_stage, scaling
+from hocket.costs import Costs, fitted, per_stage, scaling
 from hocket.costs.partition import Room
 from hocket.errors import CostError, PlanError, UsageError
 from hocket.ir import Kind, Placement, Queue, Schedule
 from hocket.planner.recompute import Level, needs, recomputed, with_receive_buffers
-from hocket.planner.request import SHAPES, Request, limits
+from hocket.planner.request import SHAPES, Request, limits, shape_of
 from hocket.schedules import Entry, build, entries
 from hocket.search.problem import FULL, SPLIT, Problem, fuses, problem
 
@@ -99,12 +99,6 @@ def room_of(request: Request, placement: Placement, costs: Costs) -> list[float]
     return [float(x) - float(sum(static[s] for s in held[r])) for r, x in enumerate(given)]
 
 
-def pairs_of(request: Request, p: int, v: int) -> tuple[Number, ...] | None:
-    """The limit of (stage, microbatch) pairs of each rank, or None."""
-    given = limits(request.in_flight, p, "in_flight")
-    return None if given is None else tuple(x * v for x in given)
-
-
 def variants(request: Request, pricing: Pricing) -> Iterator[Variant]:
     """Every placement and kind of backward that the request allows.
 
@@ -139,11 +133,20 @@ def _variant(pricing: Pricing, shape: str, p: int, v: int, kinds: tuple[Kind, ..
 def asked(pricing: Pricing, placement: Placement, kinds: tuple[Kind, ...], v: int) -> Problem:
     """The problem of ordering these kinds on a placement, as it is priced now."""
     costs = pricing.costs(placement, kinds == SPLIT)
-    room = room_of(pricing.request, placement, costs)
-    pairs = pairs_of(pricing.request, placement.p, v)
+    fused = fuses(costs, placement.p)
+    return problem_of(pricing.request, placement, costs, kinds, v=v, fused=fused)
+
+
+def problem_of(
+    request: Request, placement: Placement, costs: Costs, kinds: tuple[Kind, ...], *, v: int,
+    fused: bool,
+) -> Problem:  # fmt: skip
+    """The problem of ordering these kinds under the limits of a request, v stages per rank."""
+    room = room_of(request, placement, costs)
+    pairs = limits(request.in_flight, placement.p, "in_flight")
     if room is not None and pairs is not None:
         raise UsageError("give a limit in bytes or one of microbatches in flight, not both")
-    fused = fuses(costs, placement.p)
+    pairs = None if pairs is None else tuple(x * v for x in pairs)
     return problem(placement, costs, kinds, in_flight=pairs, room=room, fused=fused)
 
 
@@ -211,10 +214,7 @@ def _shape_of(entry: Entry, v: int | None) -> str | None:
             paths = build(entry.name, p=p, m=m, v=v).placement.paths
         except UsageError:
             continue
-        for name, shape in SHAPES.items():
-            if shape.exists(p, stages) and set(shape.make(p, m, stages).paths) == set(paths):
-                return name
-        return None
+        return shape_of(paths, p, m, stages)
     return None
 
 

@@ -12,7 +12,7 @@ from hocket.deps import BACKWARDS, IS_WORK, WORK
 from hocket.graph import edges
 from hocket.ir import Array, Kind, Placement, Schedule, kinds_of, mbs_of, stages_of
 from hocket.pattern import lay
-from hocket.search.problem import all_actions
+from hocket.search.problem import all_actions, longest
 
 
 class Bound(NamedTuple):
@@ -92,8 +92,8 @@ def _chains(schedule: Schedule, table: CostTable) -> tuple[list[Number], list[Nu
     delays = np.where(rank[sources] != rank[targets], table.ways(one.codes[sources]), 0)
     start, rest = np.zeros_like(time), np.zeros_like(time)
     if not _joins_a_chain(schedule):
-        start = _longest(len(time), sources, targets, delays, time)
-        rest = _longest(len(time), targets, sources, delays, time)
+        start = longest(sources, targets, delays, time)
+        rest = longest(targets, sources, delays, time)
     own, n, value = one.queue_of_slot, range(len(one.queues)), table.ticks.value
     heads = [value(start[own == q].min(initial=start.max())) for q in n]
     tails = [value(rest[own == q].min(initial=rest.max())) for q in n]
@@ -136,15 +136,3 @@ def _one_microbatch_a_path(schedule: Schedule, table: CostTable) -> tuple[Schedu
         lines.append(lay(codes[runs[kinds_of(codes), stages_of(codes), mbs_of(codes)]]))
     one = Schedule.from_lines(schedule.name, whole.placement, lines)
     return one, least[kinds_of(one.codes), stages_of(one.codes), mbs_of(one.codes)]
-
-
-def _longest(n: int, sources: Array, targets: Array, delays: Array, time: Array) -> Array:
-    """Longest path to the start of each node (to its end's rest, with the edges turned)."""
-    reach = np.zeros(n, dtype=time.dtype)
-    for _ in range(n + 1):
-        new = reach.copy()
-        np.maximum.at(new, targets, reach[sources] + time[sources] + delays)
-        if np.array_equal(new, reach):
-            break
-        reach = new
-    return reach

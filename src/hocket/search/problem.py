@@ -97,29 +97,25 @@ class Problem:
     @cached_property
     def head(self) -> Array:
         """The shortest time before a type's first action, `[type]`."""
-        return self._longest(self.arcs, self.dur)
+        return longest(*self._arrays, self.dur)
 
     @cached_property
     def tail(self) -> Array:
         """The shortest time from the end of a type's last action to the end, `[type]`."""
-        return self._longest([(b, a, d) for a, b, d in self.arcs], self.dur)
+        sources, targets, delays = self._arrays
+        return longest(targets, sources, delays, self.dur)
 
     @cached_property
     def depth(self) -> Array:
         """The most actions of one microbatch that come one after the other before it, `[type]`."""
-        return self._longest([(a, b, 0.0) for a, b, _ in self.arcs], np.ones(self.n_types))
+        sources, targets, _ = self._arrays
+        return longest(sources, targets, np.zeros(len(sources)), np.ones(self.n_types))
 
-    def _longest(self, arcs: list[tuple[int, int, float]], dur: Array) -> Array:
-        reach = np.zeros(self.n_types)
-        for _ in range(self.n_types + 1):
-            changed = False
-            for a, b, delay in arcs:
-                at = reach[a] + dur[a] + delay
-                if at > reach[b]:
-                    reach[b], changed = at, True
-            if not changed:
-                break
-        return reach
+    @property
+    def _arrays(self) -> tuple[Array, Array, Array]:
+        """The arcs as arrays."""
+        sources, targets, delays = np.array(self.arcs).reshape(-1, 3).T
+        return sources.astype(np.int64), targets.astype(np.int64), delays
 
     @cached_property
     def work(self) -> Array:
@@ -389,7 +385,11 @@ def problem(
     counts = np.bincount(np.array(placement.path_of), minlength=len(placement.paths))[path]
     queue_of = one.queue_of_slot.astype(np.int64)
     per_queue = np.bincount(queue_of, weights=counts, minlength=len(one.queues))
-    needs, need, delay = _needs(one, table)
+    sources, targets = edges(one)
+    rank = one.rank_of_queue[one.queue_of_slot]
+    delays = table.delays(sources, rank[sources] != rank[targets])
+    arcs = zip(targets.tolist(), sources.tolist(), map(float, delays), strict=True)
+    needs, need, delay = rows(list(arcs), len(one.codes))
     take, free, limit = _memory(one, kind, stage, in_flight, room, costs)
     return Problem(
         placement=placement, costs=costs, kinds=kinds, ticks=table.ticks,
@@ -403,21 +403,27 @@ def problem(
     )  # fmt: skip
 
 
-def _needs(one: Schedule, table: CostTable) -> tuple[Array, Array, Array]:
-    """How many needs each type has, which types they are, and how long after their ends."""
-    sources, targets = edges(one)
-    rank = one.rank_of_queue[one.queue_of_slot]
-    delays = table.delays(sources, rank[sources] != rank[targets])
-    n = len(one.codes)
-    needs = np.bincount(targets, minlength=n).astype(np.int64)
-    need = np.zeros((n, max(1, int(needs.max()))), dtype=np.int64)
-    delay = np.zeros(need.shape)
-    filled = np.zeros(n, dtype=np.int64)
-    for source, target, wait in zip(sources.tolist(), targets.tolist(), delays, strict=True):
-        need[target, filled[target]] = source
-        delay[target, filled[target]] = float(wait)
-        filled[target] += 1
-    return needs, need, delay
+def rows(arcs: Sequence[tuple[int, int, float]], n_types: int) -> tuple[Array, Array, Array]:
+    """Of each type how many arcs begin there, where they end, and how long they are."""
+    sizes = np.bincount([a for a, _, _ in arcs], minlength=n_types).astype(np.int64)
+    ends = np.zeros((n_types, max(1, int(sizes.max(initial=0)))), dtype=np.int64)
+    lengths, filled = np.zeros(ends.shape), np.zeros(n_types, dtype=np.int64)
+    for a, b, length in arcs:
+        ends[a, filled[a]], lengths[a, filled[a]] = b, length
+        filled[a] += 1
+    return sizes, ends, lengths
+
+
+def longest(sources: Array, targets: Array, delays: Array, time: Array) -> Array:
+    """The longest way to the start of each node; with the edges turned, from its end."""
+    reach = np.zeros_like(time)
+    for _ in range(len(time) + 1):
+        new = reach.copy()
+        np.maximum.at(new, targets, reach[sources] + time[sources] + delays)
+        if np.array_equal(new, reach):
+            break
+        reach = new
+    return reach
 
 
 def _memory(

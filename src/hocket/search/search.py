@@ -20,7 +20,7 @@ from hocket.search.annealing import MOVES
 from hocket.search.compiled import kernels
 from hocket.search.kernel import State, Tables
 from hocket.search.listing import Desk, Rules
-from hocket.search.problem import Problem
+from hocket.search.problem import Problem, rows
 from hocket.search.unroll import shortened, shorter, unrolled
 
 EVEN, KEEN = 0.5, 0.8  # shares of moves on the critical path: KEEN crosses plateaus of equal costs
@@ -157,10 +157,10 @@ class Arena:
         near = [(a, b, d) for a, b, d in p.arcs if p.queue_of[a] == p.queue_of[b]]
         far = [(a, b, d) for a, b, d in p.arcs if p.queue_of[a] != p.queue_of[b]]
         pair, trio = p.joint
-        needs, need, delay = _rows([(b, a, d) for a, b, d in far], p.n_types)
-        own_needs, own_need, _ = _rows([(b, a, d) for a, b, d in near], p.n_types)
+        needs, need, delay = rows([(b, a, d) for a, b, d in far], p.n_types)
+        own_needs, own_need, _ = rows([(b, a, d) for a, b, d in near], p.n_types)
         return Tables(
-            p.queues, p.queue_of, p.base, p.dur, needs, need, delay, *_rows(far, p.n_types),
+            p.queues, p.queue_of, p.base, p.dur, needs, need, delay, *rows(far, p.n_types),
             own_needs, own_need, p.take, p.free, p.cap, p.side, pair, trio,
         )  # fmt: skip
 
@@ -369,17 +369,6 @@ class Arena:
             if found.cost <= pool[-1][1].cost or len(pool) < 5:
                 pool = sorted([*pool, (policy, found)], key=lambda x: x[1].cost)[:5]
         return pool
-
-
-def _rows(arcs: Sequence[tuple[int, int, float]], n_types: int) -> tuple[Array, Array, Array]:
-    """Of each type how many arcs begin there, where they end, and how long they are."""
-    sizes = np.bincount([a for a, _, _ in arcs], minlength=n_types).astype(np.int64)
-    ends = np.zeros((n_types, max(1, int(sizes.max(initial=0)))), dtype=np.int64)
-    lengths, filled = np.zeros(ends.shape), np.zeros(n_types, dtype=np.int64)
-    for a, b, length in arcs:
-        ends[a, filled[a]], lengths[a, filled[a]] = b, length
-        filled[a] += 1
-    return sizes, ends, lengths
 
 
 class Chain(NamedTuple):

@@ -251,7 +251,9 @@ class _Grid:
         """Runs the order as early as it can."""
         clock = [0] * self.p
         for _, rank, leg, i in list(self.sweep()):
-            now = max(self.ready(rank, leg, i), clock[rank])
+            now = clock[rank]  # a W follows what it needs on its own rank
+            if leg != _W:
+                now = max(now, self.ready(rank, leg, i))
             self.time[rank][leg][i] = now
             clock[rank] = now + self.long[leg]
 
