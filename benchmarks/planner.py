@@ -131,7 +131,7 @@ def curve(data: Path) -> Iterator[Task]:
 
 
 def mixed(data: Path) -> Iterator[Task]:
-    """The paper's models in the memory of 1F1B, B = 0.95 (I + W); costs files in DATA as they are."""
+    """The paper's models in the memory of 1F1B, B = 0.95 (I + W); costs files as they are."""
     for i, r in enumerate(json.loads((data / "zb_paper.json").read_text())["rows"]):
         p, m, i_time, w_time = r["p"], r["m"], r["T_B(input)"], r["T_W"]
         costs = Costs(
@@ -139,13 +139,13 @@ def mixed(data: Path) -> Iterator[Task]:
             latency=r["T_comm"], bytes=Bytes(activation=r["mem_f"], held=r["mem_f"] + r["mem_b"]),
         )  # fmt: skip
         asked = problem(linear(p, m), costs, SPLIT, room=[p * r["mem_f"]] * p)
-        yield Task(f"{i} p={p} m={m}", asked, "makespan", float("inf"), False, 1.5)
+        yield Task(f"{i} p={p} m={m}", asked, "makespan", float("inf"), False, 10)
     for path in sorted(data.glob("*.toml")):
         costs = replace(load_costs(path), cores=None)
         p = len(costs.F) if isinstance(costs.F, tuple) else 4
         for m in (2 * p, 4 * p):
             asked = problem(linear(p, m), costs, SPLIT, in_flight=range(p, 0, -1))
-            yield Task(f"{path.stem} p={p} m={m}", asked, "makespan", float("inf"), False, 1.5)
+            yield Task(f"{path.stem} p={p} m={m}", asked, "makespan", float("inf"), False, 10)
 
 
 def gains(task: Task) -> bool:
