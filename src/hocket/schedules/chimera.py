@@ -14,7 +14,6 @@ from hocket.ir import Array, Kind, Placement, Schedule, kinds_of, mbs_of, mirror
 from hocket.pattern import lay
 from hocket.schedules.registry import Formula, register
 from hocket.search.problem import all_actions, problem
-from hocket.search.search import Arena
 from hocket.simulator import simulate
 
 _EVEN, _ROUGH = Costs(), Costs(F=10, I=12, W=7, latency=3)
@@ -153,6 +152,8 @@ def listed(
     rule: from kind, stage and microbatch of each action to sort keys, the first one decides.
     limit: microbatches in flight per rank, each on one stage.
     """
+    from hocket.search.search import Arena  # for these schedules alone
+
     room = None if limit is None else [limit] * placement.p
     asked = problem(placement, costs, FULL, in_flight=room)
     types = asked.type_of
