@@ -1,11 +1,13 @@
 """The command line: what it prints, its JSON, its exit status."""
 
 import json
+from pathlib import Path
 
 import pytest
 
 from hocket import build, dumps, words
-from hocket.cli import VERBS, main, parser
+from hocket.cli import VERBS, load, main, parser
+from hocket.cli.arguments import _arguments
 from hocket.errors import UsageError
 
 DEADLOCK = "# hocket 1\nname d\npath 0: 0 1\n0: 0F0 0B0 0F1 0B1\n1: 1F0 1F1 1B0 1B1\n"
@@ -331,7 +333,7 @@ def test_two_schedules_are_compared_with_limits_for_ci(capsys):
     assert (status, err) == (1, "hocket: makespan is 33, the limit 30\n")
     assert "makespan: 27 -> 33" in out
     assert _run(capsys, "compare", *size, "1f1b", "zb-h1", "--max-makespan", 30)[0] == 0
-    status, out, _ = _run(capsys, "compare", *size, "1f1b", "zb-h1", "--chart", "--json")
+    status, out, _ = _run(capsys, "compare", *size, "1f1b", "zb-h1", "--json")
     assert json.loads(out)["change"]["makespan"] == {"before": 33, "after": 27}
 
 
@@ -340,3 +342,86 @@ def test_a_file_is_recognised_whatever_it_is_called(capsys, tmp_path):
     text = _run(capsys, "show", "eager-1f1b", "-p", 3, "-m", 6, "--format", "sched")[1]
     path.write_text(text.replace("name eager-1f1b", "name mine"))
     assert _run(capsys, "show", path)[1].endswith("this is eager-1f1b -p 3 -m 6\n")
+
+
+SMALL = ["1f1b", "-p", "2", "-m", "2"]
+NO_EFFECT = {
+    ("export", *SMALL, "--to", "torch-csv", "--layers", "8"): "--layers is for megatron, not for "
+    "torch-csv; leave it out",
+    ("export", *SMALL, "--to", "torch-csv", "--layout", "Et|tL"): "--layout is for megatron",
+    ("export", *SMALL, "--to", "megatron", "--comms"): "--comms is for torch-csv, not for megatron",
+    ("export", *SMALL, "--to", "megatron", "--receives", "late"): "--receives is for torch-csv",
+    ("export", *SMALL, "--to", "megatron", "--layers", "8", "--layout", "Et|tL"): "--layers has no "
+    "effect with --layout; leave one of them out",
+    ("export", *SMALL, "--to", "megatron", "--loss-weight", "2"): "--loss-weight has no effect "
+    "without --layers; add --layers, or leave it out",
+    ("export", *SMALL, "--to", "torch-csv", "--padded", "--overlap"): "--overlap has no effect "
+    "with --padded",
+    ("import", "a.csv", "-p", "2"): "-p has no effect without --layout",
+    ("import", "a.csv", "--mtp-weight", "2"): "--mtp-weight has no effect without --layout",
+    ("import", "--layout", "Et|tL", "-p", "2", "-m", "2", "--step", "1"): "--step has no effect "
+    "with --layout",
+    ("import", "a.csv", "--step", "1"): "a.csv holds one step",
+    ("import", "a.csv", "--why"): "there are no times, so no gaps",
+    ("check", *SMALL, "--defer-recv"): "--defer-recv has no effect without --for",
+    ("check", *SMALL, "--runtime", "multi"): "--runtime has no effect without --for",
+    ("check", *SMALL, "--for", "torch", "--transport", "ordered"): "--transport has no effect with "
+    "--for",
+    ("check", "a.csv", "--for", "torch", "-v", "2"): "a.csv is a file: -v and -o are for named",
+    ("simulate", *SMALL, "--ranks", "0"): "--ranks has no effect without --trace",
+    ("simulate", *SMALL, "--blocking-receive"): "1f1b has no RECV in its order",
+    ("show", *SMALL, "--format", "svg", "--width", "80"): "--width is for grid, not for svg",
+    ("show", *SMALL, "--format", "sched", "--costs", "a.toml"): "sched holds no times",
+    ("show", *SMALL, "--format", "svg", "--json"): "--format has no effect with --json",
+    ("show", *SMALL, "--format", "svg", "-o", "a.pdf"): "a.pdf is the name of a file of pdf, but "
+    "svg is asked for",
+    ("compare", *SMALL, "--chart", "--json"): "--json prints no chart; give --output FILE",
+    ("compare", "1f1b", "gpipe", "-p", "2", "-m", "2", "-v", "2"): "-v is for schedules that "
+    "take it, and 1f1b and gpipe do not",
+    ("explain", *SMALL, "--memory", "8", "--alone"): "--memory has no effect with --alone",
+    ("view", *SMALL, "-o", "a.html", "--no-open"): "--port and --no-open are for the served page",
+    ("view", "a.csv", "--step", "1", "--output", "a.html"): "a.csv holds one step",
+    ("plan", "-p", "2", "-m", "2", "--points", "3"): "--points has no effect without --curve",
+    ("plan", "-p", "2", "-m", "2", "--curve", "in-flight=1,2", "--points", "3"): "--points is for "
+    "limits from-to",
+    ("plan", "-p", "2", "-m", "2", "--curve", "in-flight=1-2", "--patience", "3"): "--patience has "
+    "no effect with --curve",
+    ("plan", "-p", "2", "-m", "2", "--no-search", "--rounds", "3"): "--rounds has no effect with "
+    "--no-search",
+    ("plan", "-p", "2", "-m", "2", "--solver-time", "3"): "--solver-time has no effect without",
+    ("plan", "-p", "2", "-m", "2", "--recompute", "full"): "--recompute has no effect without a "
+    "limit in bytes; add --memory",
+    ("run", *SMALL, "--seq", "8", "-O", "seq=16"): "seq is given twice: 8, and 16 by -O",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("words", NO_EFFECT, ids=" ".join)
+def test_an_option_that_would_have_no_effect_is_refused(capsys, tmp_path, monkeypatch, words):
+    monkeypatch.chdir(tmp_path)
+    Path("a.csv").write_text("0F0,0B0\n")
+    assert main(words) == 2
+    out = capsys.readouterr()
+    assert out.err.startswith(f"hocket: {NO_EFFECT[words]}")
+    assert "Traceback" not in out.err
+    assert not Path("a.pdf").exists()
+
+
+def test_every_named_requirement_of_an_option_is_an_option_of_the_same_command():
+    for verb in map(load, VERBS):
+        options = list(_arguments(verb.options))
+        known = {"--json", *(name for one in options for name in one.metadata["names"])}
+        for one in options:
+            others = one.metadata["needs"].split() + one.metadata["without"].split()
+            assert set(others) <= known, (verb.name, one.name)
+
+
+def test_why_lists_the_gaps_in_json_too(capsys):
+    assert main(["simulate", *SMALL, "--json", "--why"]) == 0
+    gaps = json.loads(capsys.readouterr().out)["gaps"]
+    assert gaps[0] == {
+        "queue": "0", "start": 2, "end": 4, "cause": "dependency", "phase": "warm-up",
+        "before": "0B0", "waits_for": "1B0", "waits_on": "1",
+        "why": "0B0 on 0 waits for 1B0, which runs on 1",
+    }  # fmt: skip
+    assert main(["simulate", *SMALL, "--json"]) == 0
+    assert "gaps" not in json.loads(capsys.readouterr().out)

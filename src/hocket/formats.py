@@ -38,15 +38,16 @@ class Format:
     """One format: its name, the endings of its files, what it writes and how.
 
     `write` takes the subject and keywords: for a TIMELINE how a terminal is drawn on (`width`,
-    `colour`, `ascii`), for an EXPORT the options of `hocket export`. For a TRACE it takes nothing
-    and returns the encoder. A format that has no ending is for a terminal.
+    `colour`, `ascii`), for an EXPORT the options that it takes. For a TRACE it takes nothing
+    and returns the encoder. A format that has no ending is for a terminal. takes: the options of
+    `hocket show` or `hocket export` that only some formats take.
     """
 
     name: str
     subject: Subject
     write: Callable[..., Any]
     suffixes: tuple[str, ...] = ()
-    binary: bool = False
+    takes: tuple[str, ...] = ()
 
 
 class Exported(NamedTuple):
@@ -75,13 +76,18 @@ def endings(*subjects: Subject) -> str:
 def choose(name: str | None, path: str | Path | None, *subjects: Subject) -> Format:
     """The format of this name; without one that of the file's ending, else the first.
 
-    Raises: UsageError for an unknown name, and for an ending of a picture of pixels.
+    Raises: UsageError for an ending of another format than that, and of a picture of pixels.
     """
     known = formats(*subjects)
-    if name is not None:
-        return next(one for one in known if one.name == name)
     suffixes = [suffix.lower() for suffix in Path(path or "").suffixes if suffix.lower() != ".gz"]
     ending = suffixes[-1] if suffixes else ""
+    if name is not None:
+        if other := next((x for x in known if ending in x.suffixes and x.name != name), None):
+            raise UsageError(
+                f"{path} is the name of a file of {other.name}, but {name} is asked for; leave one "
+                "of them out"
+            )
+        return next(one for one in known if one.name == name)
     if ending in _PIXELS:
         can = " or ".join(one.suffixes[0] for one in known if one.name in ("svg", "pdf"))
         raise UsageError(f"{path}: pictures are drawn as {can}, not as {ending}")
@@ -197,8 +203,7 @@ def _chrome() -> Encoder:
 
 
 def _torch_csv(
-    schedule: Schedule, *, comms: bool, padded: bool, receives: str, overlap: bool, unshard: bool,
-    **_: Any,
+    schedule: Schedule, *, comms: bool, padded: bool, receives: str, overlap: bool, unshard: bool
 ) -> Exported:  # fmt: skip
     from hocket.interop.torch.csv import torch_order
 
@@ -210,31 +215,38 @@ def _torch_csv(
 
 
 def _megatron(
-    schedule: Schedule, *, layout: str | None, layers: int | None, weights: Any, **_: Any
+    schedule: Schedule, *, layout: str | None, layers: int | None, embedding: float, loss: float
 ) -> Exported:
-    from hocket.interop.megatron import balanced, flags, read_layout, settings_of
+    from hocket.interop.megatron import Weights, balanced, flags, read_layout, settings_of
 
     stages = None
     if layout is not None:
         stages = read_layout(layout)
     elif layers is not None:
-        stages = balanced(layers, schedule.placement.n_stages, weights.weights())
+        weights = Weights(embedding=embedding, loss=loss)
+        stages = balanced(layers, schedule.placement.n_stages, weights)
     settings = settings_of(schedule, stages)
     text = "\n".join(flags(settings)) + "\n"
     return Exported(text, (), {"v": settings.v, "group": settings.group})
 
 
 FORMATS = (
-    Format("grid", Subject.TIMELINE, _grid),
+    Format("grid", Subject.TIMELINE, _grid, takes=("width",)),
     Format("sched", Subject.SCHEDULE, _sched, (".sched",)),
     Format("json", Subject.SCHEDULE, _json, (".json",)),
     Format("svg", Subject.TIMELINE, _svg, (".svg",)),
-    Format("pdf", Subject.TIMELINE, _pdf, (".pdf",), binary=True),
+    Format("pdf", Subject.TIMELINE, _pdf, (".pdf",)),
     Format("text", Subject.COMPARISON, _chart_text),
     Format("svg", Subject.COMPARISON, _chart_svg, (".svg",)),
-    Format("pdf", Subject.COMPARISON, _chart_pdf, (".pdf",), binary=True),
-    Format("perfetto", Subject.TRACE, _perfetto, (".pftrace",), binary=True),
+    Format("pdf", Subject.COMPARISON, _chart_pdf, (".pdf",)),
+    Format("perfetto", Subject.TRACE, _perfetto, (".pftrace",)),
     Format("chrome", Subject.TRACE, _chrome, (".json",)),
-    Format("torch-csv", Subject.EXPORT, _torch_csv, (".csv",)),
-    Format("megatron", Subject.EXPORT, _megatron),
+    Format(
+        "torch-csv",
+        Subject.EXPORT,
+        _torch_csv,
+        (".csv",),
+        takes=("comms", "padded", "receives", "overlap", "unshard"),
+    ),
+    Format("megatron", Subject.EXPORT, _megatron, takes=("layout", "layers", "embedding", "loss")),
 )

@@ -17,7 +17,7 @@ from hocket.schedules import Entry, build, entries, settings_of
 MOST_VALUES = 32  # of one option that are tried
 LARGE = 8_000  # actions from which on generators that search are left out
 SEARCHES = 0.3  # seconds from which on a generator is not asked again with other options
-SLOW = 0.05  # seconds for a small schedule that tell such a generator
+MOST_RANKS = 32  # up to which generators that search are asked
 
 
 class Difference(NamedTuple):
@@ -144,20 +144,9 @@ def _is_refused(entry: Entry, p: int, m: int, v: int | None = None, **options: A
 def is_quick(entry: Entry, schedule: Schedule) -> bool:
     """Whether this generator can be asked for a schedule as large as this one.
 
-    Some search for their order, which takes minutes for large ones; they are known by their time
-    for a small one.
+    Those that search for their order take minutes and much memory for large ones.
     """
-    if len(schedule.codes) < LARGE:
-        return True
-    times = []
-    for _ in range(2):
-        began = perf_counter()
-        try:
-            build(entry.name, p=8, m=32, v=2 if entry.takes_v else None)
-        except HocketError:
-            return True
-        times.append(perf_counter() - began)
-    return min(times) < SLOW
+    return not entry.searches or (len(schedule.codes) < LARGE and schedule.p <= MOST_RANKS)
 
 
 def _options(entry: Entry, schedule: Schedule) -> Iterator[dict[str, Any]]:

@@ -8,7 +8,7 @@ from hocket.costs import Costs
 from hocket.costs.scaling import per_of
 from hocket.search.bounds import Bound, lower_bounds
 from hocket.tables import format_bytes, format_time, in_one_unit, plain, table
-from hocket.timeline import PHASES, RankSummary, Timeline
+from hocket.timeline import PHASES, Gap, RankSummary, Timeline
 
 _PATH_SHOWN = 24
 
@@ -18,10 +18,11 @@ def bound_of(timeline: Timeline, costs: Costs) -> Bound:
     return max(lower_bounds(timeline.schedule, costs), key=lambda b: b.value)
 
 
-def as_json(timeline: Timeline, costs: Costs) -> dict[str, Any]:
+def as_json(timeline: Timeline, costs: Costs, *, why: bool = False) -> dict[str, Any]:
     """The contract of `simulate --json`: times in `unit`, bytes in the unit they were given in.
 
-    peak_in_flight: microbatches of a rank's full share of the model; per: what the costs are per.
+    peak_in_flight: microbatches of a rank's full share of the model; per: what the costs are per;
+    gaps: with `why`.
     """
     s = timeline.schedule
     bound = bound_of(timeline, costs)
@@ -45,7 +46,17 @@ def as_json(timeline: Timeline, costs: Costs) -> dict[str, Any]:
              "end": plain(x.end), "after": x.after}
             for x in timeline.critical_path()
         ],
+        **({"gaps": [_gap_json(gap) for gap in _gaps(timeline)]} if why else {}),
     }  # fmt: skip
+
+
+def _gaps(timeline: Timeline) -> list[Gap]:
+    return [gap for queue in timeline.schedule.queues for gap in timeline.gaps(queue)]
+
+
+def _gap_json(gap: Gap) -> dict[str, Any]:
+    out = {key: None if x is None else str(x) for key, x in gap._asdict().items()}
+    return out | {"start": plain(gap.start), "end": plain(gap.end), "why": str(gap)}
 
 
 def _rank_json(r: RankSummary, in_flight: Any) -> dict[str, Any]:
@@ -115,8 +126,7 @@ def _path_text(timeline: Timeline) -> str:
 
 def _gap_lines(timeline: Timeline) -> list[str]:
     out = []
-    for queue in timeline.schedule.queues:
-        for gap in timeline.gaps(queue):
-            at = " to ".join(format_time(x, timeline.unit) for x in (gap.start, gap.end))
-            out.append(f"  rank {queue}, {at}, {gap.phase}: {gap}")
+    for gap in _gaps(timeline):
+        at = " to ".join(format_time(x, timeline.unit) for x in (gap.start, gap.end))
+        out.append(f"  rank {gap.queue}, {at}, {gap.phase}: {gap}")
     return out

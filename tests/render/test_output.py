@@ -59,7 +59,7 @@ def test_json_says_where_the_chart_is(capsys, tmp_path):
     [
         (None, None, "grid"),
         (None, "a.SVG", "svg"),
-        ("grid", "a.svg", "grid"),
+        ("grid", "a.x", "grid"),
         (None, "a.x", "grid"),
     ],
 )

@@ -8,6 +8,7 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
 
 from hocket.errors import UsageError
+from hocket.formats import Format, Subject, formats
 from hocket.words import hint, number, whole
 
 Given = TypeVar("Given")
@@ -36,7 +37,8 @@ class Verb(Generic[Given]):
     run: Callable[[Given], Answer | int]
 
     def read(self, values: Mapping[str, Any]) -> Given:
-        """The options with these values, by the names of the fields."""
+        """The options with these values, by the names of the fields. Raises: UsageError."""
+        _refuse_idle(self.options, values)
         return _read(self.options, values)
 
     def add_to(self, parser: argparse.ArgumentParser) -> None:
@@ -58,6 +60,8 @@ def option(
     read: Callable[[str], Any] | None = None,
     of: Mapping[str, Any] | Sequence[str] = (),
     heading: str = "",
+    needs: str = "",
+    without: str = "",
 ) -> Any:
     """A field that is an argument of a command; text: its help.
 
@@ -65,6 +69,8 @@ def option(
     `...` after it, it may be repeated; with `+`, one or more values follow. A word is read by
     `read`, or is one of the words `of` (their values, of a mapping), else as the annotation says.
     What has no default must be given. heading: in the help, above this and the following ones.
+    needs: the option without which this one has no effect, `--trace`. without: those with which it
+    has none, `--json --alone`. Such combinations are refused.
     """
     names = [word.strip(",") for word in spec.split() if word.startswith("-")]
     what = "{" + ",".join(of) + "}" if of else spec.split()[-1]
@@ -74,12 +80,25 @@ def option(
         default = MISSING
     read = _one_of(of) if of else read
     more = {"names": names, "what": what, "text": text, "read": read, "heading": heading}
-    return field(default=default, metadata=more)
+    return field(default=default, metadata=more | {"needs": needs, "without": without})
 
 
 def part(kind: type) -> Any:
     """A field that holds more options, a dataclass of its own."""
     return field(metadata={"part": kind})
+
+
+def taken(options: Any, form: Format, *subjects: Subject) -> dict[str, Any]:
+    """The options that a format takes. Raises: UsageError for one that only others take."""
+    known = formats(*subjects)
+    for one in fields(options):
+        takers = [other.name for other in known if one.name in other.takes]
+        if takers and form.name not in takers and getattr(options, one.name) != one.default:
+            raise UsageError(
+                f"{one.metadata['names'][-1]} is for {' or '.join(takers)}, not for {form.name}; "
+                "leave it out"
+            )
+    return {name: getattr(options, name) for name in form.takes}
 
 
 def _one_of(words: Mapping[str, Any] | Sequence[str]) -> Callable[[str], Any]:
@@ -130,6 +149,26 @@ def _arguments(kind: type) -> Iterator[Field[Any]]:
             yield from _arguments(one.metadata["part"])
         elif one.metadata:
             yield one
+
+
+def _refuse_idle(kind: type, values: Mapping[str, Any]) -> None:
+    """Raises UsageError for an option that would have no effect beside the others."""
+    known = {name: one for one in _arguments(kind) for name in one.metadata["names"]}
+
+    def is_given(name: str) -> bool:
+        if name not in known:
+            return values[name.removeprefix("--")]  # a flag of every command
+        value, default = values[known[name].name], known[name].default
+        return value != ([] if default == () else default)
+
+    for one in filter(lambda one: one.metadata["needs"] or one.metadata["without"], known.values()):
+        name, needs = one.metadata["names"][-1], one.metadata["needs"]
+        if not is_given(name):
+            continue
+        if needs and not is_given(needs):
+            raise UsageError(f"{name} has no effect without {needs}; add {needs}, or leave it out")
+        for other in filter(is_given, one.metadata["without"].split()):
+            raise UsageError(f"{name} has no effect with {other}; leave one of them out")
 
 
 def _read(kind: type[Given], values: Mapping[str, Any]) -> Given:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from hocket import files
 from hocket.cli.arguments import Answer, Verb, option, part
-from hocket.cli.selection import Selection
+from hocket.cli.selection import Selection, check_bare
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -16,16 +16,18 @@ class Options:
     selection: Selection = part(Selection)
     transport: str = option(
         "--transport NAME", "how messages travel: tagged (default), ordered, rendezvous",
-        default="tagged",
+        default="tagged", without="--for",
     )  # fmt: skip
     foreign: str | None = option(
         "--for", "also find what torch.distributed.pipelining would get wrong; SCHEDULE may be a "
         "CSV", of=("torch",), heading="for other tools",
     )  # fmt: skip
-    defer_recv: bool = option("--defer-recv", "report what defer_pp_recv=True does to the order")
+    defer_recv: bool = option(
+        "--defer-recv", "report what defer_pp_recv=True does to the order", needs="--for"
+    )
     runtime: str = option(
         "--runtime", "_PipelineScheduleRuntime, or PipelineScheduleMulti (by columns)",
-        of=("runtime", "multi"), default="runtime",
+        of=("runtime", "multi"), default="runtime", needs="--for",
     )  # fmt: skip
 
 
@@ -56,6 +58,7 @@ def _run_foreign(options: Options) -> Answer:
 
     selection = options.selection
     if selection.schedule.endswith(".csv"):
+        check_bare(selection.schedule, selection.sizes, selection.option)
         text, source = files.read_text(selection.schedule), selection.schedule
     else:
         schedule = selection.build()

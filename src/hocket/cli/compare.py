@@ -11,6 +11,7 @@ from hocket.cli.output import put, warn
 from hocket.cli.selection import Sizes, is_file
 from hocket.errors import UsageError
 from hocket.formats import Subject, choose, names
+from hocket.words import named
 
 if TYPE_CHECKING:
     from hocket.comparison import Competitor, Diff
@@ -44,17 +45,19 @@ def run(options: Options) -> Answer | int:
 
     path, costs = options.output, selecting.costs_of(options.costs)
     competitors, left_out = _competitors(options.schedules, options.sizes)
+    form = choose(options.format, path, Subject.COMPARISON)
+    if options.json and path is None and (options.chart or options.format):
+        raise UsageError("--json prints no chart; give --output FILE, or leave the chart out")
     table = compare(competitors, costs, left_out)
     change, broken = _change(competitors, costs, options)
     status = 1 if broken else 0
-    form = choose(options.format, path, Subject.COMPARISON)
+    for sentence in () if options.json else broken:
+        warn(sentence)
     chart = form.write(table) if options.chart or options.format or path else None
-    if chart is not None and (path or (form.suffixes and not options.json)):
+    if chart is not None and (path or form.suffixes):
         put(chart, path)
         if path is None:  # the picture is the output
             return status
-    for sentence in () if options.json else broken:
-        warn(sentence)
     parts = (table, f"chart: {path}" if path else chart, change)
     data: dict[str, Any] = {"chart": path} if path else {}
     if change is not None:
@@ -88,6 +91,7 @@ def _competitors(
         if sizes.p is None or sizes.m is None:
             raise UsageError("compare needs -p and -m")
         return all_that_fit(sizes.p, sizes.m, sizes.v)
+    _check_v(words, sizes)
     files = {word: selecting.from_file(word, sizes) for word in words if is_file(word)}
     for key in ("p", "m"):  # the names take the size of the files, where that is one
         found = {getattr(schedule, key) for schedule in files.values()}
@@ -97,6 +101,15 @@ def _competitors(
         Competitor(word, files[word]) if word in files else selecting.competitor_of(word, sizes)
         for word in words
     ], []
+
+
+def _check_v(words: tuple[str, ...], sizes: Sizes) -> None:
+    """Raises UsageError where -v is given and none of the names takes it."""
+    from hocket.schedules import entry
+
+    names = [named(word)[0] for word in words if not is_file(word)]
+    if sizes.v is not None and names and not any(entry(name).takes_v for name in names):
+        raise UsageError(f"-v is for schedules that take it, and {' and '.join(names)} do not")
 
 
 VERB = Verb("compare", Options, run)

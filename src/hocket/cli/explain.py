@@ -10,10 +10,10 @@ from hocket.cli.selection import Selection, costs_of, costs_option
 from hocket.words import size
 
 
-def memory_option(use: str) -> Any:
+def memory_option(use: str, **how: Any) -> Any:
     """The field of --memory, one limit for every rank; use: what it is for."""
     text = "memory per rank, such as 80GB (without bytes in the costs: microbatches in flight)"
-    return option("--memory LIMIT", f"{text}, {use}", read=size)
+    return option("--memory LIMIT", f"{text}, {use}", read=size, **how)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +22,9 @@ class Options:
 
     selection: Selection = part(Selection)
     costs: str | None = costs_option()
-    memory: float | None = memory_option("that another schedule must keep (default: as this one)")
+    memory: float | None = memory_option(
+        "that another schedule must keep (default: as this one)", without="--alone"
+    )
     alone: bool = option("--alone", "do not try the other registered schedules")
 
 

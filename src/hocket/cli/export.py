@@ -3,30 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass
-from typing import TYPE_CHECKING
 
-from hocket.cli.arguments import Answer, Verb, option, part
+from hocket.cli.arguments import Answer, Verb, option, part, taken
 from hocket.cli.output import put, put_notes
 from hocket.cli.selection import Selection
 from hocket.formats import Subject, choose, names
-
-if TYPE_CHECKING:
-    from hocket.interop.megatron import Weights
-
-
-@dataclass(frozen=True, kw_only=True)
-class LayerWeights:
-    """What the parts of a model beside its layers take, in layers."""
-
-    embedding: float = option("--embedding-weight X", "in layers (default: 0)", default=0)
-    mtp: float = option("--mtp-weight X", "of multi-token prediction (default: 1)", default=1)
-    loss: float = option("--loss-weight X", "of head and loss (default: 1)", default=1)
-
-    def weights(self) -> Weights:
-        """The same for a layout of Megatron-LM."""
-        from hocket.interop.megatron import Weights
-
-        return Weights(embedding=self.embedding, mtp=self.mtp, loss=self.loss)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,13 +25,22 @@ class Options:
         "--receives", "as early as they can be, or at their consumers (needs --comms)",
         of=("early", "late"), default="early",
     )  # fmt: skip
-    overlap: bool = option("--overlap", "write a slot of forward and backward as OVERLAP_F_B")
+    overlap: bool = option(
+        "--overlap", "write a slot of forward and backward as OVERLAP_F_B", without="--padded"
+    )
     unshard: bool = option("--unshard", "write UNSHARD and RESHARD for FSDP (needs --comms)")
     layout: str | None = option(
         "--layout LAYOUT", "stage by stage, such as 'Et*3|(tt|)*6tL'", heading="megatron"
     )
-    layers: int | None = option("--layers N", "transformer layers, spread over the stages")
-    weights: LayerWeights = part(LayerWeights)
+    layers: int | None = option(
+        "--layers N", "transformer layers, spread over the stages", without="--layout"
+    )
+    embedding: float = option(
+        "--embedding-weight X", "in layers (default: 0)", default=0, needs="--layers"
+    )
+    loss: float = option(
+        "--loss-weight X", "of head and loss (default: 1)", default=1, needs="--layers"
+    )
     json: bool = False
 
 
@@ -58,7 +48,8 @@ def run(options: Options) -> Answer | int:
     """Writes the schedule for another tool."""
     selection, path = options.selection.apart(options.output)
     form = choose(options.to, path, Subject.EXPORT)
-    text, notes, data = form.write(selection.build(), **vars(options))
+    own = taken(options, form, Subject.EXPORT)
+    text, notes, data = form.write(selection.build(), **own)
     if path or not options.json:
         put(text, path)
     if options.json:

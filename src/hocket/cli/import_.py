@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hocket import files
-from hocket.cli.arguments import Answer, Verb, option, part
-from hocket.cli.export import LayerWeights
+from hocket.cli.arguments import Answer, Verb, option
 from hocket.cli.output import put_notes
 from hocket.errors import UsageError
 from hocket.formats import write_trace
@@ -28,17 +27,31 @@ class Options:
     costs: str | None = option("--costs FILE", "write the costs that were read (.toml)")
     trace: str | None = option("--trace FILE", "write what was measured as a trace")
     name: str | None = option("--name NAME", "the schedule's name (default: the file's)")
-    step: int | None = option("--step N", "which step of a trace (default: the median one)")
-    why: bool = option("--why", "report the reason of every idle gap")
+    step: int | None = option(
+        "--step N", "which step of a trace (default: the median one)", without="--layout"
+    )
+    why: bool = option("--why", "report the reason of every idle gap", without="--layout")
     layout: str | None = option(
         "--layout LAYOUT", "such as 'Et*3|(tt|)*29,m|L'",
         heading="a layout of Megatron-LM, in place of files",
     )  # fmt: skip
-    p: int | None = option("-p P", "pipeline ranks")
-    m: int | None = option("-m M", "microbatches")
-    group: int | None = option("--group N", "microbatch group size per virtual stage (default: p)")
-    layers: int | None = option("--layers N", "layers of the model, to compare the layout with")
-    weights: LayerWeights = part(LayerWeights)
+    p: int | None = option("-p P", "pipeline ranks", needs="--layout")
+    m: int | None = option("-m M", "microbatches", needs="--layout")
+    group: int | None = option(
+        "--group N", "microbatch group size per virtual stage (default: p)", needs="--layout"
+    )
+    layers: int | None = option(
+        "--layers N", "layers of the model, to compare the layout with", needs="--layout"
+    )
+    embedding: float = option(
+        "--embedding-weight X", "in layers (default: 0)", default=0, needs="--layout"
+    )
+    mtp: float = option(
+        "--mtp-weight X", "of multi-token prediction (default: 1)", default=1, needs="--layout"
+    )
+    loss: float = option(
+        "--loss-weight X", "of head and loss (default: 1)", default=1, needs="--layout"
+    )
     json: bool = False
 
 
@@ -55,8 +68,10 @@ def run(options: Options) -> Answer | int:
         if loaded.timeline is None:
             raise UsageError("there are no times to draw; --trace is for traces of a run")
         write_trace(loaded.timeline, options.trace)
+    if options.why and loaded.timeline is None:
+        raise UsageError("there are no times, so no gaps; --why is for traces of a run")
     if options.json:
-        return Answer("", lambda: _data(loaded))
+        return Answer("", lambda: _data(loaded, why=options.why))
     if loaded.timeline is not None:
         text = _report(loaded, why=options.why) + "\n"
     elif not options.output:
@@ -72,13 +87,13 @@ def _load(options: Options) -> Loaded:
     layout, name = options.layout, options.name
     if layout is None:
         return load_foreign(options.files, name=name, step=options.step)
-    from hocket.interop.megatron import megatron_run
+    from hocket.interop.megatron import Weights, megatron_run
 
     if options.files:
         raise UsageError("give files or --layout, not both")
     if options.p is None or options.m is None:
         raise UsageError("--layout needs -p and -m")
-    weights = options.weights.weights()
+    weights = Weights(embedding=options.embedding, mtp=options.mtp, loss=options.loss)
     read = megatron_run(
         layout, p=options.p, m=options.m, group=options.group, layers=options.layers,
         weights=weights,
@@ -113,7 +128,7 @@ def _report(loaded: Loaded, *, why: bool) -> str:
     ])  # fmt: skip
 
 
-def _data(loaded: Loaded) -> dict[str, Any]:
+def _data(loaded: Loaded, *, why: bool) -> dict[str, Any]:
     from hocket import report
     from hocket.costs import costs_toml
     from hocket.simulator import simulate
@@ -123,7 +138,7 @@ def _data(loaded: Loaded) -> dict[str, Any]:
     if loaded.costs is not None:
         data["costs"] = costs_toml(loaded.costs)
     if loaded.timeline is not None and loaded.costs is not None:
-        data["measured"] = report.as_json(loaded.timeline, loaded.costs)
+        data["measured"] = report.as_json(loaded.timeline, loaded.costs, why=why)
         data["predicted"] = float(simulate(loaded.schedule, loaded.costs).makespan)
         data["spread"] = list(loaded.spread)
     return data

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 OBJECTIVES = ("makespan", "span", "period")
 SHAPES = ("linear", "looped", "v", "wave", "mirrored")
 _SPLIT = {"split": True, "full": False, "either": None}
+_POINTS = 9  # of a curve from-to
 _BUFFERS = {"none": "none", "in-flight": "in flight", "each": "each"}
 
 
@@ -99,14 +100,20 @@ class Options:
         "where ranks share cores)",
     )  # fmt: skip
     time_limit: float | None = option("--time S", "seconds to search (default: 20; a curve: 300)")
-    patience: float | None = option("--patience S", "seconds without a better order that end it")
-    rounds: int | None = option("--rounds N", "most rounds of search (default: 1000)")
+    patience: float | None = option(
+        "--patience S", "seconds without a better order that end it", without="--no-search --curve"
+    )
+    rounds: int | None = option(
+        "--rounds N", "most rounds of search (default: 1000)", without="--no-search"
+    )
     threads: int | None = option("--threads N", "threads that search (default: one per core)")
     seed: int | None = option("--seed N", "of the search (default: 0)")
     search: bool = option("--no-search", "only named schedules and list scheduling", default=True)
     named: bool = option("--no-named", "leave the registered schedules out", default=True)
     solver: bool = option("--solver", "prove it with OR-tools where it is small enough")
-    solver_time: float | None = option("--solver-time S", "seconds more for that (default: 60)")
+    solver_time: float | None = option(
+        "--solver-time S", "seconds more for that (default: 60)", needs="--solver"
+    )
     output: str | None = option(
         "-o, --output FILE",
         "write the schedule (.sched); of a plan for --model also a picture "
@@ -121,7 +128,9 @@ class Options:
         "--curve LIMITS",
         "the time under each limit: in-flight=4-8, in-flight=4,5.5,8 or memory=40GB-80GB",
     )
-    points: int = option("--points N", "limits of a curve from-to (default: 9)", default=9)
+    points: int | None = option(
+        "--points N", "limits of a curve from-to (default: 9)", needs="--curve"
+    )
     sensitivity: bool = option("--sensitivity", "what faster links, memory, microbatches give")
     jitter: float | None = option(
         "--jitter X", "the order that is best when work varies by this fraction (0.05: 5 %)"
@@ -135,6 +144,7 @@ def run(options: Options) -> Answer:
         return model_plan(options.asked, options)
     _check_output(options)
     _check_jitter(options)
+    _check_recompute(options)
     if options.curve:
         return _run_curve(options, options.curve)
     from hocket.planner.report import as_json, as_text
@@ -204,6 +214,13 @@ def _check_output(options: Options) -> None:
             )
 
 
+def _check_recompute(options: Options) -> None:
+    """Raises UsageError where nothing asks for recomputation: it saves bytes and takes time."""
+    limits_bytes = options.memory is not None or (options.curve or "").startswith("memory=")
+    if options.recompute and not limits_bytes:
+        raise UsageError("--recompute has no effect without a limit in bytes; add --memory")
+
+
 def _check_jitter(options: Options) -> None:
     """Raises UsageError where orders cannot be compared under this jitter."""
     jitter, objective = options.jitter, options.objective
@@ -236,7 +253,7 @@ def _run_curve(options: Options, text: str) -> Answer:
     return Answer(found, found.as_json)
 
 
-def _limits_of(text: str, count: int) -> tuple[str, tuple[Any, ...]]:
+def _limits_of(text: str, count: int | None) -> tuple[str, tuple[Any, ...]]:
     """The limits of `in-flight=4-8`, `memory=40GB,80GB`. Raises: UsageError."""
     from hocket.planner.curve import spread
 
@@ -253,7 +270,11 @@ def _limits_of(text: str, count: int) -> tuple[str, tuple[Any, ...]]:
         raise UsageError(f"--curve: {error}") from None
     if more and not len(ends[0]) == len(ends[1]) == 1:
         raise UsageError(f"--curve: give a list or from-to, not both; found {text!r}")
-    limits = spread(ends[0][0], ends[1][0], count) if more else ends[0]
+    if count is not None and not more:
+        raise UsageError("--points is for limits from-to, and --curve lists them; leave it out")
+    limits = (
+        spread(ends[0][0], ends[1][0], _POINTS if count is None else count) if more else ends[0]
+    )
     return name.replace("-", "_"), limits
 
 

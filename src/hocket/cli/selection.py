@@ -97,9 +97,14 @@ def from_file(path: str, sizes: Sizes, more: Sequence[str] = ()) -> Schedule:
             raise UsageError(
                 f"{path} has {key}={getattr(schedule, key)}, not {given}; leave out -{key}"
             )
+    check_bare(path, sizes, more)
+    return schedule
+
+
+def check_bare(path: str, sizes: Sizes, more: Sequence[str]) -> None:
+    """Raises UsageError where a file stands beside settings of named schedules."""
     if sizes.v is not None or more:
         raise UsageError(f"{path} is a file: -v and -o are for named schedules")
-    return schedule
 
 
 def competitor_of(word: str, sizes: Sizes) -> Competitor:

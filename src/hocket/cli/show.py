@@ -6,7 +6,7 @@ import os
 import sys
 from dataclasses import dataclass
 
-from hocket.cli.arguments import Verb, option, part
+from hocket.cli.arguments import Verb, option, part, taken
 from hocket.cli.output import put
 from hocket.cli.selection import Selection, costs_of, costs_option
 from hocket.errors import UsageError
@@ -23,7 +23,10 @@ class Options:
     selection: Selection = part(Selection)
     costs: str | None = costs_option()
     format: str | None = option(
-        "--format", "default: by the file's ending, else grid", of=names(*_SUBJECTS)
+        "--format",
+        "default: by the file's ending, else grid",
+        of=names(*_SUBJECTS),
+        without="--json",
     )
     width: int | None = option("--width N", "columns of the grid (default: the terminal's)")
     output: str | None = option(
@@ -36,8 +39,11 @@ def run(options: Options) -> int:
     """Writes the schedule in the format asked for."""
     selection, path = options.selection.apart(options.output)
     form = choose("json" if options.json else options.format, path, *_SUBJECTS)
+    taken(options, form, *_SUBJECTS)
     schedule = selection.build()
     if form.subject is Subject.SCHEDULE:
+        if options.costs is not None:
+            raise UsageError(f"{form.name} holds no times; leave out --costs")
         put(form.write(schedule), path)
         return 0
     if options.width is not None and options.width < _NARROWEST:

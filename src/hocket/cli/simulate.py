@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from hocket.cli.arguments import Answer, Verb, option, part
 from hocket.cli.output import warn
 from hocket.cli.selection import Selection, costs_of, costs_option
+from hocket.errors import UsageError
 from hocket.formats import Subject, endings, trace_size, write_trace
 from hocket.words import below, ranges
 
@@ -27,7 +28,10 @@ class Options:
         "--trace FILE", f"write a trace ({endings(Subject.TRACE)}; .gz after it compresses)"
     )
     ranks: tuple[range, ...] | None = option(
-        "--ranks RANKS", "ranks in the trace, such as 0-7 (default: all)", read=ranges
+        "--ranks RANKS",
+        "ranks in the trace, such as 0-7 (default: all)",
+        read=ranges,
+        needs="--trace",
     )
     why: bool = option("--why", "report the reason of every idle gap")
     blocking_receive: bool = option(
@@ -41,13 +45,15 @@ def run(options: Options) -> Answer:
     from hocket.simulator import simulate
 
     schedule, costs, trace = options.selection.build(), costs_of(options.costs), options.trace
+    if options.blocking_receive and not schedule.has_communication:
+        raise UsageError(f"{schedule.name} has no RECV in its order; leave out --blocking-receive")
     timeline = simulate(schedule, costs, blocking=options.blocking_receive)
-    text = as_text(timeline, costs, why=options.why)
-    if trace is None:
-        return Answer(text, lambda: as_json(timeline, costs))
-    _write_trace(timeline, trace, options.ranks)
-    text += f"\ntrace: {trace} (open it at ui.perfetto.dev)"
-    return Answer(text, lambda: as_json(timeline, costs) | {"trace": trace})
+    text, data = as_text(timeline, costs, why=options.why), {}
+    if trace is not None:
+        _write_trace(timeline, trace, options.ranks)
+        text += f"\ntrace: {trace} (open it at ui.perfetto.dev)"
+        data = {"trace": trace}
+    return Answer(text, lambda: as_json(timeline, costs, why=options.why) | data)
 
 
 def _write_trace(timeline: Timeline, path: str, ranks: tuple[range, ...] | None) -> None:

@@ -104,7 +104,10 @@ class Training:
             more = settings(self.model_options)
         except UsageError as error:
             raise UsageError(f"-O: {error}") from None
-        return {key: value for key, value in named.items() if value is not None} | more
+        known = {key: value for key, value in named.items() if value is not None}
+        for key in known.keys() & more.keys():
+            raise UsageError(f"{key} is given twice: {known[key]}, and {more[key]} by -O")
+        return known | more
 
 
 def _refuse_unlike(orders: Sequence[Order], model: str, options: dict[str, Any]) -> None:

@@ -42,6 +42,8 @@ class Options:
 def run(options: Options) -> Answer | int:
     """Writes the page (--output), or serves it until Ctrl-C."""
     selection, path = options.selection.apart(options.output)
+    if path is not None and (options.port or options.no_open):
+        raise UsageError("--port and --no-open are for the served page; leave out the file")
     given = _given(replace(options, selection=selection))
     if path is None:
         return _serve(given, options)
@@ -83,8 +85,6 @@ def _of_traces(options: Options) -> Given:
     if options.selection.option or options.selection.sizes != Sizes():
         raise UsageError(f"{first} is a file: -p, -m, -v and -o are for named schedules")
     loaded = load_foreign([first, *options.traces], step=options.step)
-    if options.step is not None and not loaded.spread:
-        raise UsageError(f"{first} holds one step; --step is for traces of torch.profiler")
     if options.beside is not None:
         raise UsageError(
             "a trace is shown above what its own costs predict; leave out --beside (the served "

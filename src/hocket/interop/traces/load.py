@@ -48,13 +48,13 @@ def load_foreign(
         raise UsageError("there is nothing to read; give a CSV, or the traces of a run")
     known = name or _stem(paths[0])
     if PurePath(paths[0]).suffix == ".csv":
-        _only(paths, "a CSV holds all ranks")
+        _only(paths, "a CSV holds all ranks", step)
         found = import_csv(read_text(paths[0]), str(paths[0]), name=known)
         return Loaded(found.schedule, notes=found.notes)
     first = unpacked(read(paths[0]), paths[0])
     if is_kineto(first):
         return _recorded(first, paths, known, step)
-    _only(paths, "this is a picture of a schedule, which holds all ranks")
+    _only(paths, "this is a picture of a schedule, which holds all ranks", step)
     pictures = (read_pftrace if is_pftrace(first) else read_drawn)(first, str(paths[0]))
     title, one = next(reversed(pictures.items()))
     others = [x for x in pictures if x != title]
@@ -82,6 +82,8 @@ def _stem(path: str | Path) -> str:
     return as_name(PurePath(path).name.split(".")[0])
 
 
-def _only(paths: Sequence[str | Path], why: str) -> None:
+def _only(paths: Sequence[str | Path], why: str, step: int | None) -> None:
     if len(paths) > 1:
         raise UsageError(f"{paths[0]}: {why}; give one file")
+    if step is not None:
+        raise UsageError(f"{paths[0]} holds one step; --step is for traces of torch.profiler")
