@@ -378,9 +378,42 @@ def test_a_stage_whose_own_messages_broke_leaves_the_word_to_who_knows_more():
     known = {"rank": 3, "action": "4F0", "text": "rank 3 is gone", "told_by": 2}
     threading.Timer(0.2, lambda: board.first(known)).start()
     cut = RuntimeError("Connection closed by peer [127.0.0.1]:2345")
-    error = failure(cut, 1, Place("1F0"), False, board)
+    error = failure(cut, 1, Place("1F0"), False, board, lambda: None)
     assert str(error) == "rank 3 is gone\n  rank 1 was in 1F0"
     assert (error.rank, error.action) == (3, "4F0")
+
+
+def cut_off(board, rank, *place):
+    error = RuntimeError("Connection closed by peer [127.0.0.1]:2345")
+    return failure(error, rank, Place(*place), True, board, lambda: None)
+
+
+def test_a_rank_that_had_lost_another_before_it_was_lost_is_not_the_cause():
+    store = dist.HashStore()
+    board = Board(store, "here", ranks=range(4))
+    board.lose({"rank": 0, "action": "0SEND_F5", "at": "in 1F5", "told_by": 1})  # and was ended
+    error = cut_off(board, 2, "2F5", (1, "1SEND_F5"), 1)
+    assert (error.rank, error.action) == (0, "0SEND_F5")
+    assert str(error) == (
+        "rank 0 is gone (killed?): rank 1 was in 1F5, when the connection broke\n  rank 2 was in "
+        "2F5, waiting for 1SEND_F5 of rank 1"
+    )
+
+
+def test_in_a_collective_the_only_rank_without_a_word_is_gone():
+    board = Board(dist.HashStore(), "here", ranks=range(3))
+    threading.Timer(
+        0.2, lambda: board.lose({"rank": None, "action": "a", "at": "in a", "told_by": 2})
+    ).start()
+    error = cut_off(board, 0, "the sum of the losses")
+    assert error.rank == 1
+    assert str(error).startswith("rank 1 is gone (killed?): rank 0 was in the sum of the losses, ")
+
+
+def test_a_collective_in_which_two_ranks_are_silent_names_neither(monkeypatch):
+    monkeypatch.setattr("hocket.runtime.failure.LONG_GRACE", 0.1)
+    board = Board(dist.HashStore(), "here", ranks=range(3))
+    assert cut_off(board, 0, "the sum of the losses").rank is None
 
 
 def test_a_replica_that_hangs_is_named_by_the_one_whose_all_to_all_waits_for_it():

@@ -182,13 +182,14 @@ def everywhere(
 
     Returns the exit status. quiet: shows no progress.
     """
-    from hocket.train.launch import join_group, launch
+    from hocket.train.launch import end_late, join_group, launch
 
     if find_spec("torch") is None:
         raise UsageError("training needs torch: pip install 'hocket[torch]'")
     progress = Progress(settings.steps, quiet=quiet)
     try:
         if _launched():
+            end_late()
             rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
             join_group(rank, world, "env://", settings.timeout, settings.device)
             result = work(progress.step, settings)

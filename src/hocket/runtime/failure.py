@@ -1,7 +1,8 @@
 """What happens when a rank raises, dies or hangs: everyone ends, and all name the first cause.
 
 A rank that fails writes down who, where and why in the store of the process group, then breaks its
-connections; that wakes its neighbours, which do the same.
+connections; that wakes its neighbours, which do the same. A rank that is cut off writes down whom
+it lost first: one that lost another and is gone itself (a launcher ended it, say) is not the cause.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ from hocket.runtime.program import Entry, Program, Role
 # Seconds in which the rank that broke a connection may say why, before this one says what it sees;
 # a rank that knows less (not even who is gone) leaves the word to others for longer.
 GRACE = 0.5
-LONG_GRACE = 2.0
+LONG_GRACE = 3.0
+STAY = 2.0  # seconds in which the others may read what this rank said, should it hold the store
 _COMPILERS = ("torch/_dynamo/convert_frame.py", "torch/_inductor/compile_fx.py")
-STAY = 0.3  # seconds in which the others may read what this rank said, should it hold the store
 
 
 class Place(NamedTuple):
@@ -98,25 +99,68 @@ class Board(_Notes):
     """The few words that ranks leave each other on failure; without a store, each sees only itself.
 
     others: the ranks that the stages of this one may exchange messages of their own with.
+    ranks: all that have a part in the step.
     """
 
-    def __init__(self, store: Any, prefix: str, others: Sequence[int] = ()) -> None:
+    def __init__(
+        self, store: Any, prefix: str, others: Sequence[int] = (), ranks: Sequence[int] = ()
+    ) -> None:
         super().__init__(store, prefix)
-        self.others = others
+        self.others, self.ranks = others, ranks
 
     def first(self, record: dict[str, Any]) -> dict[str, Any]:
         """Leaves a record of the failure unless there is one; returns the one that stands."""
         text = self._ask(lambda: self.store.compare_set("failed", "", json.dumps(record)))
         return record if text is None else json.loads(text)
 
-    def failed(self, wait: float = 0.0) -> dict[str, Any] | None:
-        """The record of the first failure, if one comes within `wait` seconds."""
+    def failed(
+        self, wait: float = 0.0, known: Callable[[], Any] = lambda: None
+    ) -> dict[str, Any] | None:
+        """The record of the first failure, if one comes within `wait` seconds.
+
+        known: gives the cause, None while it is not known; then nobody needs to wait for longer.
+        """
         until = time.monotonic() + wait
         while True:
             record = self._read("failed")
             if record is not None or self.gone or time.monotonic() >= until:
                 return record
+            if known() is not None:
+                return None
             time.sleep(0.05)
+
+    def lose(self, loss: dict[str, Any]) -> None:
+        """Leaves word of whom a rank has lost, and where it was."""
+        key = f"{self.prefix}/lost/{loss['told_by']}"  # unlike `set`, this waits until it is there
+        self._ask(lambda: self.store.compare_set(key, "", json.dumps(loss)))
+
+    def only_silent(self) -> int | None:
+        """The one rank that did not say whom it lost; None where there are more."""
+        silent = [r for r in self.ranks if self._get(f"lost/{r}") is None]
+        return silent[0] if len(silent) == 1 and not self.gone else None
+
+    def first_loss(self, loss: dict[str, Any]) -> dict[str, Any]:
+        """From one loss on to that of a rank that had not lost another itself."""
+        seen = {loss["told_by"]}
+        while loss["rank"] is not None and loss["rank"] not in seen:
+            before = self._read(f"lost/{loss['rank']}")
+            if before is None:
+                return loss
+            seen.add(loss["rank"])
+            loss = before
+        return loss | {"rank": self.only_silent()}
+
+    def stay(self) -> None:
+        """Waits until all ranks but a lost one have read the record, STAY seconds at most."""
+        record = self._read("failed")
+        if record is None:
+            return
+        ranks = len(self.ranks) - (record["rank"] != record["told_by"])
+        until = time.monotonic() + STAY
+        read = self._ask(lambda: self.store.add(f"{self.prefix}/read", 1))
+        while read is not None and read < ranks and time.monotonic() < until:
+            time.sleep(0.02)
+            read = self._ask(lambda: self.store.add(f"{self.prefix}/read", 0))
 
     def say(self, rank: int, where: dict[str, Any]) -> None:
         """Leaves word of where a rank has been standing still."""
@@ -226,13 +270,22 @@ def _ended(stop: threading.Event, thread: threading.Thread) -> None:
 
 
 def failure(
-    error: BaseException, rank: int, at: Place, communicating: bool, board: Board
-) -> RunError:
-    """The error to raise on this rank: it names the first rank that failed, where and why."""
-    grace = 0.0
-    if (communicating or _cut_off(error)) and not _timed_out(error):
-        grace = LONG_GRACE if at.peer is None else GRACE
-    record = board.failed(grace)
+    error: BaseException, rank: int, at: Place, communicating: bool, board: Board,
+    break_up: Callable[[], None],
+) -> RunError:  # fmt: skip
+    """The error to raise on this rank: it names the first rank that failed, where and why.
+
+    break_up: breaks the connections of this rank, so that the others hear of it.
+    """
+    if _lost(error, communicating):
+        board.lose(_loss(rank, at))
+        break_up()
+        if at.peer is None:
+            record = board.failed(LONG_GRACE, board.only_silent)
+        else:
+            record = board.failed(GRACE)
+    else:
+        record = board.failed()
     if record is None:
         record = board.first(_record(error, rank, at, communicating, board))
     text = record["text"]
@@ -244,6 +297,11 @@ def failure(
 def _record(
     error: BaseException, rank: int, at: Place, communicating: bool, board: Board
 ) -> dict[str, Any]:
+    if _lost(error, communicating) and (communicating or board.only_silent() is not None):
+        loss = board.first_loss(_loss(rank, at))
+        who = "another rank" if loss["rank"] is None else f"rank {loss['rank']}"
+        where = f"rank {loss['told_by']} was {loss['at']}, when the connection broke"
+        return loss | {"text": f"{who} is gone (killed?): {where}"}
     late = _late(at, board) if isinstance(error, RuntimeError) and _timed_out(error) else None
     if not communicating and late is not None:
         return _hang(rank, at._replace(waits_for=late), board)
@@ -251,12 +309,13 @@ def _record(
         what = str(error) if isinstance(error, RunError) else f"{type(error).__name__}: {error}"
         text = f"rank {rank} failed in {at.action}: {what}"
         return {"rank": rank, "action": at.action, "text": text, "told_by": rank}
-    if not _timed_out(error):
-        culprit, action = at.waits_for if at.waits_for is not None else (at.peer, at.action)
-        who = "another rank" if culprit is None else f"rank {culprit}"
-        text = f"{who} is gone (killed?): rank {rank} was {at}, when the connection broke"
-        return {"rank": culprit, "action": action, "text": text, "told_by": rank}
     return _hang(rank, at, board)
+
+
+def _loss(rank: int, at: Place) -> dict[str, Any]:
+    """What a rank says whose connection broke: whom it lost, if it knows that, and where it was."""
+    culprit, action = at.waits_for if at.waits_for is not None else (at.peer, at.action)
+    return {"rank": culprit, "action": action, "at": str(at), "told_by": rank}
 
 
 def _late(at: Place, board: Board) -> tuple[int, str] | None:
@@ -266,6 +325,11 @@ def _late(at: Place, board: Board) -> tuple[int, str] | None:
         if said is not None and said["action"] != at.action:
             return other, said["action"]
     return None
+
+
+def _lost(error: BaseException, communicating: bool) -> bool:
+    """Whether an error says that a connection broke."""
+    return (communicating or _cut_off(error)) and not _timed_out(error)
 
 
 def _cut_off(error: BaseException) -> bool:

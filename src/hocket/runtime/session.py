@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import secrets
-import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -20,7 +19,7 @@ from hocket.errors import HocketError, RunError
 from hocket.ir import Schedule
 from hocket.runtime.cuda import NcclWire
 from hocket.runtime.execute import Execution
-from hocket.runtime.failure import STAY, Board, Place, Roll, Watch, failure, place
+from hocket.runtime.failure import Board, Place, Roll, Watch, failure, place
 from hocket.runtime.handshake import agree, exchange, host
 from hocket.runtime.program import Role
 from hocket.runtime.transport import Wire, break_connections
@@ -131,7 +130,8 @@ class Session:
     def _watch_for_failures(self, token: str) -> None:
         own = self.names[self.rank]
         others = _others(self.replicas, own, self.size)
-        self._board = Board(self._store, f"hocket/{token}", others)
+        ranks = [name + other - own for other in (own, *others) for name in self.names]
+        self._board = Board(self._store, f"hocket/{token}", others, ranks)
         period = min(self.timeout / 6, 5.0)
         self._watch = Watch(self, self._board, own, period, self._break, _where(self))
         if self.wire is not None:
@@ -153,14 +153,15 @@ class Session:
             return call()
         except BaseException as error:
             at, communicating = self._at(error)
-            failed = failure(error, self.names[self.rank], at, communicating, self._board)
+            failed = failure(
+                error, self.names[self.rank], at, communicating, self._board, self._break
+            )
             self._broken = str(failed)
             self._roll.end(self._broken)
             self._break()
             if self.running is not None:
                 self.running.end()
-            if not self._board.gone:
-                time.sleep(STAY)
+            self._board.stay()
             if not isinstance(error, Exception):
                 raise
             raise failed from (None if communicating else error)

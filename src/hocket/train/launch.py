@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 
 from hocket.errors import HocketError, RunError, UsageError
 
+LATE = 6.0  # seconds after SIGTERM in which a rank may still say whom it lost
 GRACE = 6.0  # seconds in which the others may end by themselves once one rank has failed
 PRELOAD = ["torch", "torch.distributed", "hocket.train.training", "hocket.demo.gpt"]
 _CUT = re.compile("Connection (reset|closed|refused)|Broken pipe")
@@ -301,6 +302,26 @@ def join_group(rank: int, nproc: int, meeting: str, timeout: float, device: str)
         where = ":".join(os.environ.get(name, "?") for name in ("MASTER_ADDR", "MASTER_PORT"))
         reason = str(error).partition("\n")[0]
         raise RunError(f"rank {rank} cannot meet the others at {where}: {reason}") from None
+
+
+def end_late() -> None:
+    """Lets SIGTERM end this process only LATE seconds later.
+
+    A launcher ends all ranks of its machine once one is gone. Those know which one that was, and
+    the ranks of other machines would take them for the cause.
+    """
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    signal.signal(signal.SIGTERM, lambda *_: None)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+
+    def wait() -> None:  # the main thread may be in a wait, where it runs no handlers
+        while os.read(reader, 1) != bytes([signal.SIGTERM]):
+            pass
+        time.sleep(LATE)
+        os._exit(128 + signal.SIGTERM)
+
+    threading.Thread(target=wait, name="hocket-end", daemon=True).start()
 
 
 def cores() -> int:
