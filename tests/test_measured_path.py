@@ -71,3 +71,22 @@ def test_a_simulated_run_taken_for_a_measured_one_keeps_a_path_without_holes(nam
     assert path[0].start == 0
     assert path[-1].end == t.makespan
     assert all(b.start - a.end in (0, 3) for a, b in pairwise(path))
+
+
+@pytest.mark.parametrize(
+    ("lines", "start", "took"),
+    [
+        (("0F0 0B0 0F1 0B1", "1F0 1F1 1B0 1B1"),
+         [0, 4, 3, 2, 0, 4, 2, 5], [1, 1, 0, 1, 0, 2, 0, 2]),
+        (("0B0 0F0", "1B0 1F0"), [5, 3, 3, 1], [0, 0, 0, 0]),
+        (("0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"),
+         [0, 0, 2, 3, 4, 4, 5, 5], [0, 0, 2, 1, 0, 2, 0, 1]),
+    ],
+)  # fmt: skip
+def test_the_path_of_a_recorded_order_that_cannot_run_ends(lines, start, took):
+    text = "\n".join(f"{rank}: {line}" for rank, line in enumerate(lines))
+    schedule = loads(f"# hocket 1\nname d\npath 0: 0 1\n{text}\n")
+    begin = np.array(start, dtype=float)
+    path = timeline_of(schedule, begin, begin + np.array(took)).critical_path()
+    slots = [str(step.slot) for step in path]
+    assert len(set(slots)) == len(slots) and path[0].after == "start"

@@ -621,29 +621,33 @@ class Timeline:
             yield gap(ended, start, "transfer")
 
     def critical_path(self) -> list[Step]:
-        """The chain of slots that makes the makespan, from its first to its last."""
+        """The chain of slots that makes the makespan, from its first to its last.
+
+        In a recorded order that cannot run it begins where it would come back to a slot.
+        """
         start, end = self._occupied
         compute = IS_WORK[self._kinds[self.graph.first_action]]
         node = int(np.argmax(np.where(compute, end, end.min())))
-        steps: list[Step] = []
+        steps, seen = list[Step](), set[int]()
         while True:
+            seen.add(node)
             binding = self._binding(node, self._passing)
             ready = None if binding is None else end[binding[0]] + self._arrivals[binding[1]]
             previous = None if self.graph.heads[node] else node - 1
             by_queue = previous is not None and (ready is None or end[previous] >= ready)
             after = "queue" if by_queue else "start" if binding is None else "message"
+            behind = previous if by_queue else None if binding is None else binding[0]
+            if behind in seen:
+                behind, after = None, "start"
             slot = self._slot_of_node(node)
             at = (
                 self.ticks.value(start[node] - self._first),
                 self.ticks.value(end[node] - self._first),
             )
             steps.append(Step(self._queue_of_node(node), self.schedule.slot(slot), *at, after))
-            if by_queue:
-                node = node - 1
-            elif binding is not None:
-                node = binding[0]
-            else:
+            if behind is None:
                 return steps[::-1]
+            node = behind
 
 
 def _zip(a: Array, b: Array) -> Array:
