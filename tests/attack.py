@@ -1,9 +1,10 @@
 """The long attack: `make attack`, or `python tests/attack.py --seconds 3600 --seed 0`.
 
-Runs every claim of tests/differential and every reader of tests/fuzz in turn, on seeds that CI does
-not try, for equal shares of the time, on all cores. Prints the seeds, counts what was met, and ends
-with status 1 where hocket and an oracle differ, or a file ends in anything but a result or one of
-hocket's errors. `--claim times --only 12345` runs one seed again.
+Runs every claim of tests/differential, the kills of tests/soak and every reader of tests/fuzz in
+turn, on seeds that CI does not try, for equal shares of the time, on all cores. Prints the seeds,
+counts what was met, and ends with status 1 where hocket and an oracle differ, a promise of the
+runtime is broken, or a file ends in anything but a result or one of hocket's errors.
+`--claim times --only 12345` runs one seed again.
 """
 
 import argparse
@@ -17,16 +18,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 HERE = Path(__file__).parent
-sys.path[:0] = [str(HERE / "differential"), str(HERE / "fuzz")]
+sys.path[:0] = [str(HERE / "differential"), str(HERE / "fuzz"), str(HERE / "soak")]
 
 from against import CLAIMS, plans_hold  # noqa: E402
+from long_use import soak  # noqa: E402
 from readers import READERS  # noqa: E402
 from run import fuzz  # noqa: E402
 from worker import changed  # noqa: E402
 
 BATCH = 500  # inputs for which one worker is started
 FIRST = 1_000_000  # seeds below are CI's
-ALL = [*CLAIMS, *READERS]
+COMPARED = {**CLAIMS, "soak": soak}
+ALL = [*COMPARED, *READERS]
 LARGER = {"plans": partial(plans_hold, most_ranks=4, most_microbatches=4, branches=100_000)}
 
 
@@ -47,7 +50,7 @@ def feed(reader, first, seconds):
 
 
 def compare(claim, first, seconds):
-    tried, met, failures = LARGER.get(claim, CLAIMS[claim]), Counter(), []
+    tried, met, failures = LARGER.get(claim, COMPARED[claim]), Counter(), []
     deadline, seed = time.monotonic() + seconds, first
     with TemporaryDirectory() as folder:
         while time.monotonic() < deadline:
@@ -71,7 +74,7 @@ def again(claims, seed):
             failed |= bool(bad)
         else:
             with TemporaryDirectory() as folder:
-                print(claim, seed, LARGER.get(claim, CLAIMS[claim])(seed, Path(folder)))
+                print(claim, seed, LARGER.get(claim, COMPARED[claim])(seed, Path(folder)))
     return int(failed)
 
 

@@ -29,11 +29,15 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WITHOUT_TORCH = find_spec("torch") is None
-collect_ignore = ["runtime"] if WITHOUT_TORCH else []
+collect_ignore = ["runtime", "soak"] if WITHOUT_TORCH else []
 
 
 def pytest_report_header():
-    return "torch is not installed: tests/runtime is left out" if WITHOUT_TORCH else None
+    return (
+        "torch is not installed: tests/runtime and tests/soak are left out"
+        if WITHOUT_TORCH
+        else None
+    )
 
 
 def pytest_collection_modifyitems(items):

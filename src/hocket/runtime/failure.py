@@ -131,7 +131,7 @@ class Board(_Notes):
 
     def lose(self, loss: dict[str, Any]) -> None:
         """Leaves word of whom a rank has lost, and where it was."""
-        key = f"{self.prefix}/lost/{loss['told_by']}"  # unlike `set`, this waits until it is there
+        key = f"lost/{loss['told_by']}"  # unlike `set`, this waits until it is there
         self._ask(lambda: self.store.compare_set(key, "", json.dumps(loss)))
 
     def only_silent(self) -> int | None:
@@ -157,10 +157,10 @@ class Board(_Notes):
             return
         ranks = len(self.ranks) - (record["rank"] != record["told_by"])
         until = time.monotonic() + STAY
-        read = self._ask(lambda: self.store.add(f"{self.prefix}/read", 1))
+        read = self._ask(lambda: self.store.add("read", 1))
         while read is not None and read < ranks and time.monotonic() < until:
             time.sleep(0.02)
-            read = self._ask(lambda: self.store.add(f"{self.prefix}/read", 0))
+            read = self._ask(lambda: self.store.add("read", 0))
 
     def say(self, rank: int, where: dict[str, Any]) -> None:
         """Leaves word of where a rank has been standing still."""
