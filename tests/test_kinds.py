@@ -1,10 +1,14 @@
 """Recomputation, offload and reload as actions: orders, times, memory, and what is refused."""
 
+from fractions import Fraction
+
 import pytest
 
-from hocket import Bytes, Code, Costs, build, check, dumps, loads, simulate
+from hocket import Bytes, Code, Costs, build, check, dumps, loads, simulate, write_trace
 from hocket.errors import ScheduleError, UsageError
+from hocket.explanation import explain
 from hocket.interop.torch.csv import torch_order
+from hocket.interop.traces.load import load_foreign
 from hocket.lower import recompute
 
 HEAD = "# hocket 1\nname x\npath 0: 0 1\n"
@@ -102,3 +106,35 @@ def test_torch_s_csv_has_no_letter_for_them():
 def test_merak_refuses_another_variant():
     with pytest.raises(UsageError, match="merak needs variant of checkpointed, "):
         build("merak", p=2, m=2, variant="late")
+
+
+@pytest.mark.parametrize("ending", ["json", "pftrace"])
+@pytest.mark.parametrize("variant", ["checkpointed", "last-no-recompute", "shifted"])
+def test_a_trace_of_recomputations_gives_back_costs_that_predict_it(tmp_path, ending, variant):
+    costs = Costs(F=(3, 4, 5), B=(7, 8, 9), R=(3, 4, 5), unit="us")
+    t = simulate(build("merak", p=3, m=4, variant=variant), costs)
+    write_trace(t, tmp_path / f"t.{ending}")
+    loaded = load_foreign([tmp_path / f"t.{ending}"])
+    assert loaded.schedule.order == t.schedule.order
+    assert simulate(loaded.schedule, loaded.costs).makespan == t.makespan
+    assert (loaded.costs.F, loaded.costs.B) == (costs.F, costs.B)
+
+
+def test_times_of_offloads_are_read_back_too(tmp_path):
+    s = order("0: 0F0 0F1 0B0 0B1", "0/host: 0D0 0D1 0U0 0U1", "1: 1F0 1B0 1F1 1B1")
+    write_trace(simulate(s, Costs(F=1, B=2, D=3, U=4, unit="us")), tmp_path / "t.json")
+    costs = load_foreign([tmp_path / "t.json"]).costs
+    assert (costs.D[0], costs.U[0], costs.R) == (3, 4, None)
+
+
+def test_a_shorter_forward_is_no_shorter_recomputation():
+    t = simulate(build("merak", p=4, m=8), Costs(F=1, B=2, unit="us"))
+    gains = {gain.change: gain.gain for gain in explain(t, Costs(F=1, B=2), others=False).gains}
+    apart = simulate(t.schedule, Costs(F=Fraction(9, 10), B=2, R=1)).makespan
+    assert gains["every F 10% shorter"] == t.makespan - apart
+    assert gains["every R 10% shorter"] > 0
+
+
+def test_recompute_refuses_a_stage_that_does_not_exist():
+    with pytest.raises(ScheduleError, match="1f1b has no stage 2; its stages are 0 to 1"):
+        recompute(build("1f1b", p=2, m=2), stages=[0, 2])

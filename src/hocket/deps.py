@@ -33,7 +33,7 @@ What reads rule 1. Three engines say when the slots of a given order start:
 2. `engine.walk` is one compiled pass without a graph, for large orders without messages and slices.
 3. `search.kernel` settles the times of an order again after a change.
 Tests hold all three equal, and also the samples, and the events where nothing slows. What builds
-an order in `search` decides besides when its next slot could start: `listing`, `policy`, `exact`
+an order in `search` decides besides when its next slot could start: `listing`, `trials`, `exact`
 and `v_reorder`. They return orders, which the engines time.
 
 What the rows do not cover: how long an action takes (`costs`), when a blocking transfer occupies
@@ -309,11 +309,15 @@ EVALUATION: dict[Kind, Effect] = {
     ),
 }
 
-# With R in the order, F keeps only the stage's input, and the backward needs what R made again.
-REMADE: dict[Kind, Effect] = {
-    **{kind: row.effect for kind, row in ROWS.items()},
-    Kind.F: Effect(takes={"in_flight": 1, "activation": 1}, frees={"activation": 1, "input": -1}),
-    Kind.R: Effect(takes={"activation": 1, "input": -1}, frees={}),
+# Where the order has such a kind for a stage and microbatch, the effects there that differ. With R,
+# F keeps only the stage's input, and the backward needs what R made again.
+ALTERED: dict[Kind, dict[Kind, Effect]] = {
+    Kind.R: {
+        Kind.F: Effect(
+            takes={"in_flight": 1, "activation": 1}, frees={"activation": 1, "input": -1}
+        ),
+        Kind.R: Effect(takes={"activation": 1, "input": -1}, frees={}),
+    },
 }
 
 # The send, of the same stage and microbatch, that tells how large a received message is: a
@@ -358,21 +362,22 @@ CONSUMERS: dict[Kind, tuple[Kind, ...]] = {
 }
 
 
+# The fields of `Costs` that hold times.
+TIMES = tuple(dict.fromkeys(row.cost for row in ROWS.values() if row.cost))
+
+
+def _users(kind: Kind) -> list[tuple[Kind, list[Kind]]]:
+    return [
+        (user, [other for other, _ in need.sources[: need.sources.index((kind, 0))]])
+        for user, needs in NEEDS.items()
+        for need in needs
+        if (kind, 0) in need.sources
+    ]
+
+
 # Of each kind of work that may be left out: the kinds of the same stage that need its result, and
 # which kinds each of them takes in its place.
-USERS: dict[Kind, list[tuple[Kind, list[Kind]]]] = {
-    kind: users
-    for kind in WORK
-    if kind not in FULL + SPLIT
-    and (
-        users := [
-            (user, [k for k, _ in need.sources[: need.sources.index((kind, 0))]])
-            for user, needs in NEEDS.items()
-            for need in needs
-            if (kind, 0) in need.sources
-        ]
-    )
-}
+USERS = {kind: some for kind in WORK if kind not in FULL + SPLIT and (some := _users(kind))}
 
 
 def mask(kinds: tuple[Kind, ...]) -> np.ndarray:
@@ -398,14 +403,17 @@ def changes(
 ) -> np.ndarray:
     """What each kind takes at its start and gives back at its end, `[2, kind, *shape]`.
 
-    The rows from `len(Kind)` on are those of `REMADE`, again by kind. sizes: of the quantities
+    After these rows come, again by kind, those of each entry in `ALTERED`. sizes: of the quantities
     that count, each a number or an array that fits `shape`. forward_only: for an order without any
     backward.
     """
-    table = np.zeros((2, 2 * len(Kind), *shape))
-    for first, effects in (0, EVALUATION if forward_only else EFFECTS), (len(Kind), REMADE):
+    plain = EVALUATION if forward_only else EFFECTS
+    every = [plain, *(plain | altered for altered in ALTERED.values())]
+    table = np.zeros((2, len(every) * len(Kind), *shape))
+    for i, effects in enumerate(every):
         for kind, effect in effects.items():
-            table[0, first + kind], table[1, first + kind] = effect.of(sizes)
+            row = i * len(Kind) + kind
+            table[0, row], table[1, row] = effect.of(sizes)
     return table
 
 

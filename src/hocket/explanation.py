@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 from hocket.costs import Costs, Number, fitted, per_stage, quotient, refitted
 from hocket.costs.scaling import per_of
+from hocket.deps import ROWS, TIMES, USERS
 from hocket.errors import HocketError
 from hocket.ir import Queue, Schedule, Slot
 from hocket.recognise import is_quick
@@ -30,7 +31,6 @@ MOST_GROUPS = 5  # causes told
 MOST_STAGES = 12  # stages whose costs are varied: the heaviest of the critical path
 MOST_GAINS = 8
 MOST_OTHERS = 3
-TIMES = ("F", "B", "I", "W")
 
 _CAUSE = {
     "dependency": "waiting for work elsewhere",
@@ -371,6 +371,8 @@ def _changes(
 ) -> Iterator[tuple[str, Costs]]:
     """Costs with one thing better: the link, one kind of work, one stage, the balance."""
     n = schedule.placement.n_stages
+    beside = [ROWS[kind].cost for kind in USERS if kind in schedule.kinds]
+    costs = replace(costs, **{name: costs.time(name) for name in beside if name})  # apart from F
     if costs.latency:
         yield "no latency", replace(costs, latency=0)
     if costs.bandwidth is not None:
@@ -381,11 +383,11 @@ def _changes(
         yield "no sharing between queues", replace(costs, slowdown=1)
     if costs.shares_cores(schedule.p):
         yield "a core for every rank", replace(costs, cores=None)
-    kinds = {action.name for action in _kinds(schedule)}
+    names = {kind.name for kind in schedule.kinds}
     for name in TIMES:
-        if name in kinds:
+        if name in names:
             yield f"every {name} 10% shorter", _scaled(costs, (name,), range(n), n)
-    if {"I", "W"} <= kinds:
+    if {"I", "W"} <= names:
         yield "a tenth of I done in W instead", _shifted(costs, n)
     uneven = _balanced(costs, n)
     if uneven is not None:
@@ -394,14 +396,6 @@ def _changes(
     used = heaviest[:MOST_STAGES] if n > MOST_STAGES else range(n)
     for stage in sorted(used) if n > 1 else ():
         yield f"stage {stage} 10% shorter", _scaled(costs, TIMES, (stage,), n)
-
-
-def _kinds(schedule: Schedule) -> list[Any]:
-    import numpy as np
-
-    from hocket.ir import Kind, kinds_of
-
-    return [Kind(int(k)) for k in np.unique(kinds_of(schedule.codes))]
 
 
 def _spread(costs: Costs, name: str, n: int) -> tuple[Number, ...]:

@@ -13,7 +13,7 @@ import numpy as np
 from hocket import compiled
 from hocket.compiled import ROOM
 from hocket.costs import Bytes, Number, Ticks, per_stage, quotient
-from hocket.deps import ANY_QUEUE, COPIES, IS_MESSAGE, IS_WORK, SIDES, Kind, changes
+from hocket.deps import ALTERED, ANY_QUEUE, COPIES, IS_MESSAGE, IS_WORK, SIDES, Kind, changes
 from hocket.engine import delays_of
 from hocket.graph import Graph, graph
 from hocket.ir import Array, Queue, Schedule, Slot, kinds_of, mbs_of, stages_of
@@ -394,12 +394,14 @@ class Timeline:
     def _rows(self) -> Array:
         """The codes, with the row of `deps.changes` in the place of the kind, `[action]`."""
         s = self.schedule
-        if Kind.R not in s.kinds:
-            return s.codes
-        pairs = stages_of(s.codes), mbs_of(s.codes)
-        remade = np.zeros((s.placement.n_stages, s.m), dtype=bool)
-        remade[tuple(x[self._kinds == Kind.R] for x in pairs)] = True
-        return s.codes + len(Kind) * remade[pairs]
+        rows = s.codes
+        for i, kind in enumerate(ALTERED, start=1):
+            if kind in s.kinds:
+                pairs = stages_of(s.codes), mbs_of(s.codes)
+                there = np.zeros((s.placement.n_stages, s.m), dtype=bool)
+                there[tuple(x[self._kinds == kind] for x in pairs)] = True
+                rows = np.where(there[pairs], s.codes + i * len(Kind), rows)
+        return rows
 
     def _table_of_changes(self, quantity: str) -> Array:
         """What an action takes at its start and frees at its end, `[2, row, stage]`."""

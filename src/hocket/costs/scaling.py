@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from typing import Any, NamedTuple
 
 from hocket.costs.model import Costs, Number, PerStage, is_list, per_stage, quotient
 from hocket.costs.partition import partition
+from hocket.deps import ROWS, TIMES, USERS, Kind
 from hocket.errors import CostError
 from hocket.ir import Placement
 
@@ -26,7 +27,6 @@ class Rule(NamedTuple):
     by_slice: bool
 
 
-TIMES = ("F", "I", "W", "B", "R", "D", "U")
 RULES = {
     **dict.fromkeys((*TIMES, "FB"), Rule(by_stage=True, by_slice=True)),
     "bytes.static": Rule(by_stage=True, by_slice=False),
@@ -95,6 +95,28 @@ def join(costs: Costs, sizes: Sequence[int]) -> Costs:
     if isinstance(costs.FB, Number):
         values["FB"] = costs.FB * sizes[0]
     return with_values(costs, values)
+
+
+def read_times(found: Mapping[Kind, Sequence[Number | None]]) -> dict[str, Any]:
+    """The times of `Costs`, by field, of those that were read of each kind: per stage, or None.
+
+    A full backward is I and W, and these are half of it each. What else was never read takes no
+    time; a kind that may be left out of an order and was never read has no field, and is as F in
+    the stages where it was not.
+    """
+
+    def filled(row: Iterable[Number | None], other: Sequence[Number]) -> tuple[Number, ...]:
+        return tuple(y if x is None else x for x, y in zip(row, other, strict=True))
+
+    i, w = found[Kind.I], found[Kind.W]
+    full = filled(found[Kind.B], [(x or 0) + (y or 0) for x, y in zip(i, w, strict=True)])
+    half = [quotient(x, 2) for x in full]
+    f = filled(found[Kind.F], [0] * len(full))
+    more = {str(ROWS[kind].cost): row for kind, row in found.items() if kind in USERS}
+    return {
+        **{name: filled(row, f) for name, row in more.items() if any(x is not None for x in row)},
+        "F": f, "I": filled(i, half), "W": filled(w, half), "B": full,
+    }  # fmt: skip
 
 
 def list_length(costs: Costs) -> int | None:

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from hocket.costs import Bytes, Costs
+from hocket.costs.scaling import read_times
 from hocket.deps import IS_WORK, MESSAGE, NEEDS, WORK
 from hocket.ir import (
     Array,
@@ -77,17 +78,13 @@ class Readings:
         bandwidth: of the links, in bytes a time unit. message: bytes of the mean one that passed
         between ranks; what that is of their time is taken off the latency, which is 0 at least.
         """
-        f, i, w, b = (self._by_stage(x, time) for x in (Kind.F, Kind.I, Kind.W, Kind.B))
-        for s in range(self.n_stages):
-            b[s] = (i[s] or 0.0) + (w[s] or 0.0) if b[s] is None else b[s]
-            i[s] = b[s] / 2 if i[s] is None else i[s]
-            w[s] = b[s] / 2 if w[s] is None else w[s]
+        times = read_times({kind: self._by_stage(kind, time) for kind in WORK})
         lane = getattr(self.between, gap)
         size = message / bandwidth if bandwidth else 0.0
         latency = max(0.0, getattr(self.latency, gap) - lane - size)
         return Costs(
-            F=tuple(x or 0.0 for x in f), I=tuple(i), W=tuple(w), B=tuple(b), latency=latency,
-            bandwidth=bandwidth, p2p_overhead=(lane, 0.0), bytes=sizes or Bytes(), unit=self.unit,
+            **times, latency=latency, bandwidth=bandwidth, p2p_overhead=(lane, 0.0),
+            bytes=sizes or Bytes(), unit=self.unit,
             slice=self._factors(time), cores=self.cores, comm_cpu=self.comm_cpu,
         )  # fmt: skip
 

@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 import msgspec
 import numpy as np
 
-from hocket.costs import Costs, Number, quotient
-from hocket.deps import WORK
+from hocket.costs import Costs, Number, per_stage
+from hocket.costs.scaling import read_times
+from hocket.deps import BACKWARDS, FORWARDS, ROWS, USERS, WORK
 from hocket.errors import TextError
 from hocket.graph import graph
 from hocket.interop.placing import placement_of
@@ -311,39 +312,50 @@ def _numbers(phases: _Phases) -> dict[tuple[int, int], int]:
 def _costs(timeline: Timeline, blocks: Sequence[Block]) -> Costs:
     """The costs under which the order takes these times; means where equal work differs."""
     n = timeline.schedule.placement.n_stages
-    times: dict[tuple[Kind, int], list[int]] = {}
-    for b in blocks:
-        if len(b.actions) == 1:
-            action = b.actions[0]
-            times.setdefault((action.kind, action.stage), []).append(b.end - b.start)
-    known = {key: _exact(Fraction(sum(x), len(x))) for key, x in times.items()}
-
-    def of(kind: Kind, stage: int) -> Number | None:
-        return known.get((kind, stage))
-
-    f, i, w, b = ([of(kind, s) for s in range(n)] for kind in (Kind.F, Kind.I, Kind.W, Kind.B))
-    for s, whole in enumerate(b):
-        if i[s] is None and whole is not None:
-            i[s] = w[s] = quotient(whole, 2)
-        if whole is None:
-            b[s] = (i[s] or 0) + (w[s] or 0)
+    known = _known(blocks)
     receive, send = max(x.before for x in blocks), max(x.after for x in blocks)
     costs = Costs(
-        F=_filled(f), I=_filled(i), W=_filled(w), B=_filled(b),
+        **read_times({kind: [known.get((kind, s)) for s in range(n)] for kind in WORK}),
         p2p_overhead=(_exact(Fraction(receive)), _exact(Fraction(send)))
         if receive or send else None, latency=_latency(timeline), unit="us",
     )  # fmt: skip
-    return _with_fused(costs, blocks)
+    return _with_fused(costs, blocks, n)
+
+
+def _known(blocks: Sequence[Block]) -> dict[tuple[Kind, int], Number]:
+    """The mean time of each kind and stage, `{(kind, stage): us}`.
+
+    Of those that never stand alone it is what is left of a block for one of them, which takes the
+    sum of its parts; a recomputation beside it then counts as its forward does.
+    """
+    alone: dict[tuple[Kind, int], list[Fraction]] = {}
+    left: dict[tuple[Kind, int], list[Fraction]] = {}
+    for b in blocks:
+        if len(b.actions) == 1:
+            alone.setdefault(b.actions[0][:2], []).append(Fraction(b.end - b.start))
+    known = {key: sum(x, Fraction()) / len(x) for key, x in alone.items()}
+    for b in blocks:
+        parts = [a[:2] for a in b.actions]
+        forwards = {key: known.get((Kind.F, key[1])) for key in parts if key[0] in USERS}
+        there = {key: x for key, x in forwards.items() if x is not None} | known
+        unknown = [key for key in parts if key not in there]
+        if len(unknown) == 1 and not _is_fused(b):
+            others = sum((there[key] for key in parts if key in there), Fraction())
+            left.setdefault(unknown[0], []).append(max(Fraction(0), b.end - b.start - others))
+    known |= {key: sum(x, Fraction()) / len(x) for key, x in left.items()}
+    return {key: _exact(x) for key, x in known.items()}
+
+
+def _is_fused(block: Block) -> bool:
+    """Whether a forward and a backward run together: for these there is `FB`."""
+    kinds = {a.kind for a in block.actions}
+    return not (kinds.isdisjoint(FORWARDS) or kinds.isdisjoint(BACKWARDS))
 
 
 def _exact(ns: Fraction) -> Number:
     """ns as us: an int where it is whole."""
     us = ns / 1000
     return int(us) if us.denominator == 1 else us
-
-
-def _filled(values: Sequence[Number | None]) -> tuple[Number, ...]:
-    return tuple(0 if x is None else x for x in values)
 
 
 def _latency(timeline: Timeline) -> Number:
@@ -358,18 +370,15 @@ def _latency(timeline: Timeline) -> Number:
     return _exact(Fraction(max(0, round(float(gaps.min()) * 1000))))
 
 
-def _with_fused(costs: Costs, blocks: Sequence[Block]) -> Costs:
+def _with_fused(costs: Costs, blocks: Sequence[Block], n_stages: int) -> Costs:
     """The costs with the rule that gives the times of the slots of a forward and a backward."""
-    fused = [(b.actions, _exact(Fraction(b.end - b.start))) for b in blocks if len(b.actions) > 1]
+    fused = [(b.actions, _exact(Fraction(b.end - b.start))) for b in blocks if _is_fused(b)]
     if not fused:
         return costs
-    tables: dict[Kind, Any] = {
-        Kind.F: costs.F,
-        Kind.I: costs.I,
-        Kind.W: costs.W,
-        Kind.B: costs.full_backward,
-    }
-    single = [[tables[a.kind][a.stage] for a in actions] for actions, _ in fused]
+    single = [
+        [per_stage("a time", costs.time(str(ROWS[a.kind].cost)), n_stages)[a.stage] for a in parts]
+        for parts, _ in fused
+    ]
     if all(x == sum(parts) for (_, x), parts in zip(fused, single, strict=True)):
         return costs
     if all(x == max(parts) for (_, x), parts in zip(fused, single, strict=True)):
