@@ -101,6 +101,31 @@ def test_a_forward_that_differs_the_second_time_is_refused() -> None:
         stage.recompute(0)
 
 
+class Writing(nn.Module):
+    """Doubles its input in place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(64, 64, dtype=torch.float64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.linear(x.mul_(2)))
+
+
+def test_a_stage_that_wrote_into_its_data_is_refused() -> None:
+    stage = _one_stage(Writing())
+    stage.forward_dropped(0, stage.forward_loss)
+    with pytest.raises(RunError, match="0F0 wrote into its input, so that it cannot run again"):
+        stage.recompute(0)
+
+
+def test_a_stage_that_writes_into_what_it_receives_recomputes_from_a_copy() -> None:
+    schedule = recompute(build("zb-h1", p=2, m=4))
+    first = nn.Linear(64, 64, dtype=torch.float64)
+    rows = torch.randn(8, 64, dtype=torch.float64), torch.randn(8, 64, dtype=torch.float64)
+    assert_like_whole(schedule, [first, Writing()], *rows)
+
+
 def test_between_forward_and_recomputation_the_activations_are_gone() -> None:
     def held() -> int:
         gc.collect()

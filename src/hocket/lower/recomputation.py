@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 
 from hocket.deps import BACKWARDS, FORWARDS
+from hocket.errors import ScheduleError
 from hocket.ir import Action, Kind, Schedule
 
 
@@ -15,8 +16,16 @@ def recompute(
 
     R runs in one slot with its backward, as checkpointing does; ahead: in the slot before, so
     that it need not wait for the gradient. What has an R already keeps it.
+
+    Raises: ScheduleError for a stage that does not exist.
     """
-    chosen = range(schedule.placement.n_stages) if stages is None else stages
+    every = range(schedule.placement.n_stages)
+    chosen = every if stages is None else stages
+    for stage in chosen:
+        if stage not in every:
+            raise ScheduleError(
+                f"{schedule.name} has no stage {stage}; its stages are 0 to {len(every) - 1}"
+            )
     there = {a for line in schedule.order.values() for slot in line for a in slot}
     order = {
         queue: [new for slot in line for new in _with_r(slot, chosen, there, ahead=ahead)]

@@ -42,6 +42,7 @@ class Remade:
         inputs = tuple(inputs)
         self.random = None if seeded else (torch.get_rng_state(), *get_device_states(*inputs))
         self.kept = {t.data_ptr() for t in inputs}
+        self._written = [(t, t._version) for t in inputs]
         self.places: list[_Place] = []
 
     def _stays(self, tensor: Tensor) -> bool:
@@ -64,8 +65,13 @@ class Remade:
     def make(self, run: Callable[[], Any], buffers: Iterable[Tensor]) -> None:
         """R: runs the forward again, with the same random numbers, and keeps what it saves.
 
-        Raises: RunError where it saves something else than F did.
+        Raises: RunError where F wrote into its input, or saved something else.
         """
+        if any(t._version != version for t, version in self._written):
+            raise RunError(
+                f"{self.what} wrote into its input, so that it cannot run again; write into a copy "
+                "there (clone it first), or leave R out of the order for this stage"
+            )
         before = [(b, b.detach().clone()) for b in buffers]
         made: list[Tensor] = []
 
