@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hocket.errors import RunError
+from hocket.runtime.dtensor import joined, part
 from hocket.runtime.session import Session
 
 Name = tuple[int, str]  # stage and parameter name
@@ -123,21 +123,13 @@ def _text(t: Tensor) -> str:
 
 def plain(t: Tensor) -> Tensor:
     """A tensor as memory of this rank: of a DTensor its shard, of a sparse one the dense values."""
-    local: Any = getattr(t, "to_local", None)
-    t = t if local is None else local()
+    t = part(t)
     return t.to_dense() if t.layout is not torch.strided else t
 
 
 def like(p: Tensor, value: Tensor) -> Tensor:
     """A value for what `plain` took apart: the gradient of a DTensor is one too."""
-    value = value.view_as(plain(p))
-    if plain(p) is p:
-        return value
-    placed: Any = p
-    return type(placed).from_local(
-        value, placed.device_mesh, placed.placements,
-        run_check=False, shape=p.shape, stride=p.stride(),
-    )  # fmt: skip
+    return joined(value.view_as(plain(p)), p)
 
 
 def exchange(

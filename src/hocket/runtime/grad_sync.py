@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from hocket.errors import RunError
 from hocket.runtime.copies import Copies, align, exchange, like, plain
+from hocket.runtime.dtensor import alike
 from hocket.runtime.session import Session
 
 
@@ -98,19 +99,12 @@ class GradientSync:
                         plain(p.detach()).copy_(plain(one.detach()))
 
 
-def _placed(p: Any, grad: Any) -> Tensor:
-    """The gradient of a sharded parameter, sharded as that is."""
-    if hasattr(p, "placements") and grad.placements != p.placements:
-        return grad.redistribute(placements=p.placements)
-    return grad
-
-
 def _packed(bundle: Sequence[Sequence[Tensor]]) -> Tensor:
     """One flat CPU tensor: the gradients of all members of each group, and which there are."""
     dtype = reduce(torch.promote_types, {members[0].dtype for members in bundle})
     flat, there = [], []
     for members in bundle:
-        grads = [plain(_placed(p, p.grad)) for p in members if p.grad is not None]
+        grads = [plain(alike(p.grad, p)) for p in members if p.grad is not None]
         total = sum(grads[1:], grads[0]) if grads else torch.zeros_like(plain(members[0]))
         flat.append(total.detach().reshape(-1).to("cpu", dtype))
         there.append(float(bool(grads)))
@@ -145,8 +139,7 @@ def average(parameters: Iterable[Tensor], group: Any, wait: Any) -> None:
     for some in kinds.values():
         there = torch.tensor([float(p.grad is not None) for p in some]).to(plain(some[0]))
         parts = [
-            torch.zeros_like(plain(p)) if p.grad is None else plain(_placed(p, p.grad))
-            for p in some
+            torch.zeros_like(plain(p)) if p.grad is None else plain(alike(p.grad, p)) for p in some
         ]
         flats.append(torch.cat([*(part.reshape(-1) for part in parts), there]).detach())
     works = [group.allreduce([flat]) for flat in flats]

@@ -58,8 +58,9 @@ class Pipeline:
     `carried` and returns (output, carried): what it hands from slice to slice of a sequence. loss:
     called with output and target of a microbatch on the rank of its last stage; a mean over its
     rows (and positions, where there are slices). If it is a module with parameters, it counts as
-    one stage after the last. group: the process group of the pipeline, in which rank r is rank r
-    of the schedule (left out: the default group; none for one rank). Ranks leave word of a failure
+    one stage after the last. group: the process group of the pipeline, or a DeviceMesh of one
+    dimension, in which rank r is rank r of the schedule (left out: the default group; none for one
+    rank). Ranks leave word of a failure
     in the default group's store, or in a group's own attribute `store`. dispatch: "receive" waits
     for a message where its consumer stands, "gate" lets threads wait and starts an action once it
     is ready, "ready" takes actions out of order; these run a rank's queues one after the other.
@@ -236,16 +237,20 @@ class Pipeline:
 
         hooks = (hook.before_forward for hook in self.hooks if trained)
         seen = tuple(call for call in hooks if call is not None)
+        stages = execution.parts.stages.values()
 
         def start() -> None:
             load(batch, execution, self.device)
             self._parameters.open(sync=sync)
-            for stage in execution.parts.stages.values():
+            for stage in stages:
                 stage.observers = seen
+                stage.open()
 
         self.guard(start, "the start of the step")
         losses = self._run(execution)
         assert losses is not None
+        for stage in stages:
+            self.guard(stage.close, "the reduction of sharded gradients")
         if execution is self._training and not bool(losses.isfinite().all()):
             self._report_odd(losses)
         self._parameters.close(trained=trained, sync=sync)

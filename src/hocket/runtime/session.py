@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 
 from hocket.errors import HocketError, RunError
 from hocket.ir import Schedule
@@ -38,6 +39,7 @@ class Session:
         self, schedule: Schedule, group: Any, replicas: Any, *, device: torch.device,
         timeout: float, make_wire: type[Wire],
     ) -> None:  # fmt: skip
+        group, replicas = _group(group, "group"), _group(replicas, "data_parallel")
         self.replicas, self.device, self.timeout = replicas, device, timeout
         self.rank, self.size, self.wire = _wire(group, schedule, timeout, device, make_wire)
         self.names = _names(group, self.size, replicas)
@@ -234,6 +236,22 @@ def _others(replicas: Any, own: int, size: int) -> list[int]:
 def _is_nccl(group: Any) -> bool:
     known = isinstance(group, torch.distributed.ProcessGroup)
     return known and torch.distributed.get_backend(group) == "nccl"
+
+
+def _group(given: Any, what: str) -> Any:
+    """The process group of a DeviceMesh; anything else as it is.
+
+    Raises: RunError for a mesh of several dimensions.
+    """
+    if not isinstance(given, DeviceMesh):
+        return given
+    if given.ndim != 1:
+        names = given.mesh_dim_names or range(given.ndim)
+        raise RunError(
+            f"{what}= is a mesh of {given.ndim} dimensions ({', '.join(map(str, names))}); give "
+            "one of them, such as mesh['pp']"
+        )
+    return given.get_group()
 
 
 def _wire(

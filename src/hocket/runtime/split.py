@@ -1,7 +1,7 @@
 """A stage's backward in two halves: I gives the input gradients, W the weight gradients.
 
-It holds what catches the matrix products of a module and the queue of products put off; it imports
-torch and the standard library only, and never a schedule.
+It holds what catches the matrix products of a module and the queue of products put off, and never
+imports a schedule.
 
 A zero-bubble schedule fills the waits of a pipeline with W, which no other stage waits for (Qi et
 al., Zero Bubble Pipeline Parallelism, arXiv 2401.10241). The cut here is the WeightGradStore's of
@@ -46,6 +46,9 @@ from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
+from hocket.runtime.dtensor import alike, is_dtensor, joined, layout, part
+from hocket.runtime.fsdp import Shards, kind_of
+
 __all__ = ["PendingWeights", "SplitPlan", "plan_of", "prepare"]
 
 # A rule takes the gradient so far (or None) and a product's operands, and gives the new gradient:
@@ -67,11 +70,11 @@ def prepare(module: nn.Module) -> SplitPlan:
     whole: dict[str, str] = {}
     calls = []
     compiled = _under_compile(module)
-    for prefix, part in module.named_modules():
-        reason = _why_module_whole(part, compiled)
-        if reason is None and (why := _why_parameter_whole(part.weight)):
+    for prefix, child in module.named_modules():
+        reason = _why_module_whole(child, compiled)
+        if reason is None and (why := _why_parameter_whole(child.weight)):
             reason = f"its weight is left whole: {why}"
-        for key, param in part.named_parameters(recurse=False):
+        for key, param in child.named_parameters(recurse=False):
             name = f"{prefix}.{key}" if prefix else key
             why = _why_parameter_whole(param) or reason
             if why is None:
@@ -80,7 +83,7 @@ def prepare(module: nn.Module) -> SplitPlan:
             else:
                 whole[name] = why
         if reason is None:
-            calls.append(_Forward(part, slot))
+            calls.append(_Forward(child, slot))
     for call in calls:
         call._module.forward = call
     return SplitPlan(tuple(deferred), MappingProxyType(whole), slot, tuple(calls))
@@ -92,7 +95,8 @@ def plan_of(stage: int, module: nn.Module) -> Any:
     Warns where no part of it can be put off.
     """
     own = getattr(module, "split_plan", None)
-    plan = prepare(module) if own is None else own()
+    with Shards(module).whole():
+        plan = prepare(module) if own is None else own()
     whole = getattr(plan, "whole", None)
     if whole and not plan.deferred and any(p.requires_grad for p in module.parameters()):
         name, why = next(iter(whole.items()))
@@ -136,7 +140,7 @@ class SplitPlan:
         pending = PendingWeights(slot)
         shelves = [_Shelf(param) for param in slot.names if param._post_accumulate_grad_hooks]
         slot.pending = pending
-        parts: list[tuple[nn.Parameter, Tensor]] = []
+        early: list[tuple[nn.Parameter, Tensor]] = []
         try:
             yield pending
         except BaseException:
@@ -145,9 +149,9 @@ class SplitPlan:
         finally:
             slot.pending = None
             for shelf in shelves:
-                parts += shelf.restore()
-        for param, part in parts:
-            pending._put(param, _added, (part,))
+                early += shelf.restore()
+        for param, grad in early:
+            pending._put(param, _added, (alike(grad, param),))
         pending._ready()
 
     def close(self) -> None:
@@ -275,16 +279,16 @@ def _finish(product: _Product, left: Counter[nn.Parameter]) -> None:
     """Add one product to its parameter's gradient; fire the hooks if it was the last one."""
     product.check()
     param = product.param
-    grad = product.rule(param.grad, *product.operands)
-    if grad is not param.grad:
-        param.grad = _laid_out(grad, param)
+    grad = product.rule(alike(param.grad, param), *product.operands)
+    if grad is not part(param.grad):
+        param.grad = joined(_laid_out(grad, part(param)), param)
     left[param] -= 1
     if not left[param] and (hooks := param._post_accumulate_grad_hooks):
         for hook in tuple(hooks.values()):
             hook(param)
 
 
-def _laid_out(grad: Tensor, param: nn.Parameter) -> Tensor:
+def _laid_out(grad: Tensor, param: Tensor) -> Tensor:
     """Return `grad` in the dtype and strides that autograd itself would give `param.grad`."""
     dtype = getattr(param, "grad_dtype", param.dtype) or grad.dtype
     if grad.layout is not torch.strided:
@@ -351,6 +355,7 @@ class _Site(NamedTuple):
     weight: nn.Parameter
     bias: nn.Parameter | None
     splits: bool
+    adds_bias: bool = True
 
 
 class _Forward:
@@ -378,7 +383,7 @@ class _Forward:
         if slot is None or len(args) + len(kwargs) != 1 or not _splits(slot, x, module.weight):
             return type(module).forward(module, *args, **kwargs)
         site = _Site(slot, module.weight, module.bias, not _in_synced_ddp())
-        return _CALLS[type(module)](module, site, x)
+        return _CALLS[kind_of(module)](module, site, x)
 
     def __reduce__(self) -> tuple[type, tuple[nn.Module]]:
         return _Forward, (self._module,)
@@ -387,7 +392,8 @@ class _Forward:
 def _splits(slot: _Slot, x: Any, weight: Tensor) -> bool:
     """Tell whether this call may become a node of ours; elsewhere the class's forward is right."""
     return (
-        type(x) in (Tensor, nn.Parameter)
+        (type(x) in (Tensor, nn.Parameter) or is_dtensor(x))
+        and is_dtensor(x) is is_dtensor(weight)
         and x.layout is torch.strided
         and not x.is_nested
         # functional_call puts other tensors in the parameter's place.
@@ -420,8 +426,9 @@ class _LinearNode(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, site: _Site) -> Tensor:
         ctx.set_materialize_grads(False)
         ctx.site = site
+        x = part(x)  # Of tensor parallelism it may still be on its way.
         ctx.save_for_backward(x, weight)
-        return _own(functional.linear(x, weight, bias))
+        return _own(functional.linear(x, weight, bias if site.adds_bias else None))
 
     @staticmethod
     def backward(ctx: Any, *dys: Tensor | None) -> tuple[Tensor | None, ...]:
@@ -430,7 +437,7 @@ class _LinearNode(torch.autograd.Function):
             return None, None, None, None
         x, weight = ctx.saved_tensors
         with _autocast_off(dy.device.type):
-            rows = _rows(dy)
+            rows = _rows(part(dy))
             dx = (rows @ weight).reshape(x.shape) if ctx.needs_input_grad[0] else None
             weights = _now_or_later(ctx, (_linear_weight, (x, rows)), (_bias, (rows,)))
         return dx, *weights, None
@@ -487,7 +494,7 @@ def _now_or_later(ctx: Any, *terms: tuple[Rule, tuple[Tensor, ...]]) -> list[Ten
 
 def _wanted(node: Any) -> bool | None:
     """Tell whether this backward accumulates at `node`; None if it hands the gradient out."""
-    if node.name() == "ToCopyBackward0":  # The cast of autocast.
+    while node.name() in ("ToCopyBackward0", "_ToTorchTensorBackward"):  # Autocast, to_local.
         node = node.next_functions[0][0]
     try:
         return torch._C._will_engine_execute_node(node)
@@ -542,10 +549,20 @@ def _rows(t: Tensor) -> Tensor:
 
 
 def _call_linear(module: nn.Linear, site: _Site, x: Tensor) -> Tensor:
+    if is_dtensor(x):
+        spread = layout(module, x)
+        if spread is None:
+            return nn.Linear.forward(module, x)
+        site = site._replace(adds_bias=spread.adds_bias)
+        return spread.closed(_linear(*spread.opened(module, x), site), module, x)
+    return _linear(x, module.weight, module.bias, site)
+
+
+def _linear(x: Tensor, weight: Tensor, bias: Tensor | None, site: _Site) -> Tensor:
     cast = _autocast(x.device.type)
     if x.dim() > 2:
         x = x.contiguous()  # Once and here; else both F and W would copy it into rows.
-    return _LinearNode.apply(cast(x), cast(module.weight), cast(module.bias), site)
+    return _LinearNode.apply(cast(x), cast(weight), cast(bias), site)
 
 
 def _call_conv(module: Any, site: _Site, x: Tensor) -> Tensor:
@@ -604,7 +621,7 @@ def is_compiled(module: nn.Module) -> bool:
 
 def _why_module_whole(module: nn.Module, compiled: set[nn.Module]) -> str | None:
     """Return why the products of this very module cannot be put off, or None if they can."""
-    kind = type(module)
+    kind = kind_of(module)
     override = vars(module).get("forward")
     checks = {
         "it runs under torch.compile": module in compiled,
@@ -614,6 +631,9 @@ def _why_module_whole(module: nn.Module, compiled: set[nn.Module]) -> str | None
         "its forward was replaced on the instance": not isinstance(override, _Forward | None),
         f"a hook computes the weight of this {kind.__name__} from other tensors": (
             kind in _CALLS and "weight" not in module._parameters
+        ),
+        f"{kind.__name__} of DTensors is left to torch": (
+            kind in _CALLS and kind is not nn.Linear and is_dtensor(module.weight)
         ),
         "its padding is not plain zeros of a given width": (
             getattr(module, "padding_mode", "zeros") != "zeros"
@@ -636,7 +656,7 @@ def _why_parameter_whole(param: Tensor) -> str | None:
     """Return why this parameter's gradient cannot be put off wherever it is used, or None."""
     if not param.requires_grad:
         return "it is frozen (requires_grad is False)"
-    if type(param) is not nn.Parameter:
+    if type(param) is not nn.Parameter and not is_dtensor(param):
         return f"it is a {type(param).__name__}, not a plain Parameter"
     if param.is_complex():
         return "it is complex"

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hocket.errors import RunError
+from hocket.runtime.fsdp import Shards
 from hocket.runtime.records import HERE, Record
 from hocket.runtime.remade import Remade
 from hocket.runtime.slice_state import Carry, carries
@@ -45,6 +46,7 @@ class Stage:
         self.module = module
         self.loss = loss
         self.plan = plan
+        self.shards = Shards(module)
         self.carry = Carry(index, m, slices) if carries(module) else None
         self.keys: Callable[[int], AbstractContextManager] | None = None
         self.observers: tuple[Observer, ...] = ()
@@ -290,6 +292,17 @@ class Stage:
         (pending,), self.pending[mb] = self.pending[mb], None
         if pending is not None:
             pending.run()
+            self.shards.fold()
+
+    def open(self) -> None:
+        """Before the actions of a step."""
+        if self.plan is not None:
+            self.shards.hold()
+
+    def close(self) -> None:
+        """After them; collective among the ranks that FSDP shards the stage over."""
+        if self.plan is not None:
+            self.shards.reduce()
 
     def _start(self, mb: int) -> tuple[tuple[GradientEdge, ...], tuple[Tensor | None, ...]]:
         roots, gradients = self.roots[mb], self.gradients[mb]

@@ -1,0 +1,163 @@
+"""What splitting costs and holds where something else spreads, casts or recomputes a stage.
+
+For each composition: (I + W) / B in processor time, where B is the full backward of a second copy
+in the same wrapping, and the two take turns; and the bytes held between I and W over those that F
+holds. Two ranks share each stage where it is spread.
+
+    python benchmarks/composition.py [rounds]
+"""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import sys
+import time
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from hocket.runtime import split
+from hocket.runtime.dtensor import part
+from hocket.runtime.fsdp import Shards
+from hocket.train.launch import launch
+
+WIDTH, BATCH, TOKENS, LAYERS = 256, 2, 128, 2
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block whose number of heads follows from the local width."""
+
+    def __init__(self, width: int = WIDTH) -> None:
+        super().__init__()
+        self.n, self.m = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.q, self.k, self.v = (nn.Linear(width, width) for _ in "qkv")
+        self.o, self.a = nn.Linear(width, width), nn.Linear(width, 4 * width)
+        self.b = nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        h = self.n(x)
+        q, k, v = (f(h).unflatten(-1, (-1, 64)).transpose(1, 2) for f in (self.q, self.k, self.v))
+        y = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o(y.transpose(1, 2).flatten(-2))
+        return x + self.b(functional.gelu(self.a(self.m(x))))
+
+
+def tensor_parallel(stage, mesh):
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
+    from torch.distributed.tensor.parallel import parallelize_module as parallelize
+
+    styles: dict[str, Any] = dict.fromkeys("qkva", ColwiseParallel())
+    styles |= dict.fromkeys("ob", RowwiseParallel())
+    for block in stage:
+        parallelize(block, mesh, styles)
+    return stage
+
+
+def fsdp(stage, mesh):
+    from torch.distributed.fsdp import fully_shard
+
+    for block in stage:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(stage, mesh=mesh)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, stage):
+        super().__init__()
+        self.stage = stage
+
+    def forward(self, x):
+        for block in self.stage:
+            x = checkpoint(block, x, use_reentrant=False)
+        return x
+
+
+class Autocast(nn.Module):
+    def __init__(self, stage):
+        super().__init__()
+        self.stage = stage
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.stage(x).float()
+
+
+COMPOSITIONS = {
+    "nothing": lambda stage, mesh: stage,
+    "checkpoint": lambda stage, mesh: Checkpointed(stage),
+    "autocast": lambda stage, mesh: Autocast(stage),
+    "tensor parallel": tensor_parallel,
+    "fully_shard": fsdp,
+}
+
+
+def timed(call):
+    start = time.process_time()
+    value = call()
+    return time.process_time() - start, value
+
+
+def kept(forward, parameters):
+    """Bytes that autograd keeps of a forward, without parameters, and the output."""
+    found = {}
+    own = {part(p).untyped_storage().data_ptr() for p in parameters}
+
+    def note(t):
+        storage = part(t).untyped_storage()
+        if storage.data_ptr() not in own and not isinstance(t, nn.Parameter):
+            found[storage.data_ptr()] = storage.nbytes()
+        return t
+
+    with saved_tensors_hooks(note, lambda t: t):
+        y = forward()
+    return sum(found.values()), y
+
+
+def measured(name, rounds):
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2,))
+    torch.manual_seed(0)
+    stage = nn.Sequential(*(Block() for _ in range(LAYERS)))
+    whole, halves = (COMPOSITIONS[name](copy.deepcopy(stage), mesh) for _ in "ab")
+    plan = split.plan_of(0, halves)
+    x, dy = (torch.randn(BATCH, TOKENS, WIDTH) for _ in "xy")
+    x.requires_grad_()
+    for module in (whole, halves):
+        Shards(module).hold()
+
+    def backward(y):
+        with plan.input_backward() as pending:
+            y.backward(dy)
+        return pending
+
+    ratios = []
+    for _ in range(rounds):
+        y = whole(x)
+        b, _ = timed(lambda y=y: y.backward(dy))
+        y = halves(x)
+        i, pending = timed(lambda y=y: backward(y))
+        held = pending.nbytes
+        w, _ = timed(pending.run)
+        ratios.append((i + w) / b)
+    after_f, y = kept(lambda: halves(x), halves.parameters())
+    backward(y).run()
+    return statistics.median(ratios[2:]), held, after_f
+
+
+def main() -> None:
+    rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 15
+    print(f"{'composition':18}{'(I+W)/B':>9}{'held between I and W over F':>30}")
+    preload = ["torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
+    for name in COMPOSITIONS:
+        (ratio, held, after_f), _ = launch(measured, 2, (name, rounds), 120.0, preload=preload)
+        print(f"{name:18}{ratio:9.3f}{held / after_f:30.2f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
