@@ -171,7 +171,7 @@ class _Planning:
         arena = Arena(asked, self.request.objective)
         starts = arena.starts([order for order in orders if order is not None])
         if starts:
-            self.race.contests.append(Contest.begun(variant, self.request, starts))
+            self.race.contests.append(Contest.begun(variant, arena, self.request, starts))
         else:
             why = lacking(variant)
             self.entrants.append(Entrant.absent(variant.name, variant.p, variant.v, why))

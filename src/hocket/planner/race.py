@@ -60,12 +60,14 @@ class Contest:
     by: str = ""
 
     @classmethod
-    def begun(cls, variant: Variant, request: Request, starts: list[Found]) -> Contest:
-        """A variant that fits, with what it starts from, best first."""
+    def begun(
+        cls, variant: Variant, arena: Arena, request: Request, starts: list[Found]
+    ) -> Contest:
+        """A variant that fits, with its arena and what it starts from, best first."""
         asked, objective = variant.problem, request.objective
         bound = best_bound(asked, objective)
         goal = float(bound.value) * (asked.ticks.scale if asked.ticks.exact else 1)
-        search = Search(Arena(asked, objective), starts, goal=goal, seed=request.seed)
+        search = Search(arena, starts, goal=goal, seed=request.seed)
         contest = cls(variant, objective, bound, search)
         contest.raise_bound(crowded_bound(asked, objective))
         for found in starts[: _TIMED if is_crowded(asked) else 1]:

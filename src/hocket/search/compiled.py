@@ -1,4 +1,4 @@
-"""The functions of `kernel`, `annealing` and `listing`, compiled where numba is installed."""
+"""The functions of `kernel` and `annealing`, compiled where numba is installed."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from hocket.compiled import compile_others
-from hocket.search import annealing, kernel, listing
+from hocket.search import annealing, kernel
 
-_MODULES = (kernel, annealing, listing)
+_MODULES = (kernel, annealing)
 
 
 @cache

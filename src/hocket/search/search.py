@@ -198,7 +198,10 @@ class Arena:
         types = np.searchsorted(p.queue_of, np.arange(len(p.queues)))
         more = np.where(first, 0.0, np.maximum(p.take, p.take - p.free))
         head_room = np.array([more[a:b].max(initial=0.0) for a, b in pairwise(types)])
-        return Rules(p.path, p.counts, first, closes, partner, types, head_room)
+        needs = rows(
+            [(b, a, d if p.queue_of[a] != p.queue_of[b] else 0) for a, b, d in p.arcs], p.n_types
+        )
+        return Rules(p.path, p.counts, first, closes, partner, *needs, types, head_room)
 
     # --- list scheduling ------------------------------------------------------------------
 
@@ -217,7 +220,7 @@ class Arena:
         """
         penalties = np.empty(self.problem.n)
         penalties[np.lexsort(keys[::-1])] = np.arange(self.problem.n) / (2 * self.problem.n)
-        return self._dispatched(penalties, self._boundless, Policy())
+        return self._dispatched(penalties, self._boundless, Policy(), times=1)
 
     def listed(self, policy: Policy) -> Array | None:
         """The order of the list scheduler under a policy; None where it stops."""
@@ -235,8 +238,13 @@ class Arena:
         """No limit of how many forwards may be ahead of their backwards, `[type]`."""
         return np.full(self.problem.n_types, 1 << 40, dtype=np.int64)
 
-    def _dispatched(self, penalties: Array, ahead: Array, policy: Policy) -> Array | None:
-        """The order of the list scheduler with these penalties (ticks, `[node]`) and limits."""
+    def _dispatched(
+        self, penalties: Array, ahead: Array, policy: Policy, *, times: int = len(POLICIES)
+    ) -> Array | None:
+        """The order of the list scheduler with these penalties (ticks, `[node]`) and limits.
+
+        times: how often it will be called for this problem or those beside it.
+        """
         order = np.zeros(self.problem.n, dtype=np.int64)
         wait = -1.0 if policy.wait is None else policy.wait * self.unit
         queues = len(self.problem.queues) - 1
@@ -245,7 +253,7 @@ class Arena:
             np.zeros(queues), np.zeros(queues), self.problem.queues[:-1].copy(),
             np.zeros(queues, dtype=np.int64), np.zeros(queues), np.ones(queues, dtype=bool),
         )  # fmt: skip
-        dispatch = choose(listing.dispatch, self.problem.n * _LISTING) or listing.dispatch
+        dispatch = choose(listing.dispatch, self.problem.n * _LISTING * times) or listing.dispatch
         ended = dispatch(
             self.tables, self._rules, desk, penalties, ahead, policy.urgent * self.unit, wait, order
         )
