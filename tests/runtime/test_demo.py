@@ -55,13 +55,18 @@ SMALL = ("--float64", "--layers", "4", "--width", "16", "--seq", "16", "--batch"
 
 
 @pytest.mark.processor_time(400)
-@pytest.mark.parametrize(("p", "m"), [(2, 4), pytest.param(4, 8, marks=pytest.mark.slow)])
-def test_losses_of_50_steps_equal_those_of_one_process(p, m):
-    words = (*SMALL, "--steps", "50", "--lr", "0.01")
-    names = ("1f1b", "zb-h1", "dualpipev", "chimera", "seq1f1b")
+@pytest.mark.parametrize(
+    ("p", "m", "names", "steps"),
+    [
+        (2, 4, ("1f1b", "zb-h1", "dualpipev", "chimera", "seq1f1b"), 50),
+        pytest.param(4, 8, ("zb-h1", "dualpipev", "chimera"), 20, marks=pytest.mark.slow),
+    ],
+)
+def test_losses_of_many_steps_equal_those_of_one_process(p, m, names, steps):
+    words = (*SMALL, "--steps", str(steps), "--lr", "0.01")
     runs = [settings(name, p, m, *words) for name in names]
     (alone,) = launch(losses_alone, 1, (runs[0],))
-    assert alone[-1] < alone[0] - 1
+    assert alone[-1] < alone[0] - steps / 50
     for per_rank in launch(losses_of, p, (runs,)):
         for one, losses in zip(runs, per_rank, strict=True):
             assert losses == pytest.approx(alone, abs=1e-8), one.schedule.name
