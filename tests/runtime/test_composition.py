@@ -14,7 +14,8 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from hocket.errors import RunError
-from hocket.runtime import Pipeline
+from hocket.lower import recompute
+from hocket.runtime import Hooks, Pipeline
 from hocket.schedules import build
 
 pytestmark = pytest.mark.runtime
@@ -294,6 +295,58 @@ def test_replicated_parts_reach_every_microbatch_whole(keyed):
 def test_a_replicated_part_that_does_not_exist_is_refused(inputs, key, sentence):
     with pytest.raises(RunError, match=re.escape(sentence)):
         one_rank([Block(0)]).step(inputs, batch(4)[1], replicated=[key])
+
+
+class Masked(nn.Module):
+    """Takes a scale for each row, and one for all of them."""
+
+    def __init__(self, seed):
+        super().__init__()
+        self.block = Block(seed)
+
+    def forward(self, x, scale=None, bias=0.0):
+        return self.block(x) * (1.0 if scale is None else scale[:, None]) + bias
+
+
+def test_arguments_reach_the_stages_that_name_them_and_no_other():
+    modules = [Masked(0), Block(1), Masked(2), Block(3)]
+    (x, y), scale = batch(8), torch.linspace(0.5, 2, 8, dtype=torch.float64)
+    bias = torch.ones(3, dtype=torch.float64)
+    more = {"scale": scale, "bias": bias}
+    out = modules[1](modules[0](x, scale, bias))
+    want = mean_square(modules[3](modules[2](out, scale, bias)), y).detach()
+    seen = {}
+
+    def rank(r, g):
+        schedule = recompute(build("1f1b", p=4, m=4), stages=[2])
+        pipe = Pipeline(schedule, held(schedule, r, modules), mean_square, group=g.group)
+        pipe.hooks.append(Hooks(before_forward=lambda s, mb, a, k: seen.setdefault(s, [*k])))
+        given = {"arguments": more, "replicated": ["bias"]}
+        pipe.verify(x, y, **given)
+        close(pipe.eval(x, y, **given), want, "evaluated")
+        return pipe.step(x, y, **given)
+
+    for loss in on_ranks(4, rank):
+        close(loss, want, "loss")
+    assert seen == {0: ["scale", "bias"], 1: [], 2: ["scale", "bias"], 3: []}
+
+
+@pytest.mark.parametrize(
+    ("more", "sentence"),
+    [
+        ([{"scal": torch.ones(4)}] * 2, "arguments: no stage takes 'scal'"),
+        ([{"scale": torch.ones(4)}, None], "the ranks were given other arguments= than each other"),
+        ([{"scale": torch.ones(2)}] * 2, r"the tensors of inputs differ in rows: \[2, 4\]; name"),
+        ([{"bias": torch.ones(3)}] * 2, r"differ in rows: \[3, 4\]; name a part that every"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_refused_on_all_ranks(more, sentence):
+    def rank(r, g):
+        pipe = Pipeline(build("1f1b", p=2, m=2), {r: Masked(r)}, mean_square, group=g.group)
+        pipe.step(*batch(4), arguments=more[r])
+
+    for error in on_ranks(2, rank, raises=False):
+        assert isinstance(error, RunError) and re.search(sentence, str(error))
 
 
 # --- copies ----------------------------------------------------------------------------------

@@ -180,7 +180,7 @@ def test_a_batch_is_the_same_for_the_same_step_and_targets_are_the_next_bytes(tm
     file.write_text("abcd")
     inputs, targets = batch(0, 1, seq=3, data=str(file))
     assert (bytes(inputs[0].tolist()), bytes(targets[0].tolist())) == (b"abc", b"bcd")
-    with pytest.raises(UsageError, match="the text has 4 bytes; --seq 4 needs 5 or more"):
+    with pytest.raises(UsageError, match="the text has 4 tokens; --seq 4 needs 5 or more"):
         batch(0, 1, seq=4, data=str(file))
     with pytest.raises(UsageError, match="cannot be read: No such file"):
         batch(0, 1, data=str(tmp_path / "none"))

@@ -13,7 +13,7 @@ from hocket import limits
 from hocket.cli.arguments import option
 from hocket.cli.output import warn
 from hocket.errors import RunError, UsageError
-from hocket.train.settings import DEMO, DISPATCH, MOE, SLEEP, Order, Settings, sequences
+from hocket.train.settings import DEMO, DISPATCH, HF, MOE, SLEEP, Order, Settings, sequences
 from hocket.words import settings
 
 _KEPT = ("lr", "seed", "dispatch", "verify", "timeout", "device", "data")  # as Settings has them
@@ -46,6 +46,9 @@ class Training:
         "--model PKG.MOD:BUILD", f"your own (default: {DEMO}; for phases of MoE layers {MOE})",
         heading="the model",
     )  # fmt: skip
+    hf: str | None = option(
+        "--hf DIR", "a Hugging Face model: its config.json, and safetensors or else random weights"
+    )
     model_options: tuple[str, ...] = option(
         "-O KEY=VALUE...", "an option of the model's build or batch; again for more"
     )
@@ -70,7 +73,10 @@ class Training:
             check(order.schedule).raise_if_bad()
         schedule = orders[0].schedule
         p, m = schedule.p, sequences(schedule)
-        model = self.model or (MOE if has_phases(schedule.placement) else DEMO)
+        if self.hf and self.model:
+            raise UsageError("--hf and --model both name a model; leave one of them out")
+        default = HF if self.hf else MOE if has_phases(schedule.placement) else DEMO
+        model = self.model or default
         values = {key: value for key, value in vars(self).items() if key in _KEPT} | more
         out = Settings(
             schedule=schedule, orders=_distinct(orders), model=model,
@@ -99,7 +105,7 @@ class Training:
 
     def _model_options(self) -> dict[str, Any]:
         named = {key: getattr(self, key) for key in ("seq", "layers", "width", "dropout")}
-        named["dtype"] = "float64" if self.float64 else None
+        named |= {"dtype": "float64" if self.float64 else None, "hf": self.hf}
         try:
             more = settings(self.model_options)
         except UsageError as error:
@@ -197,7 +203,8 @@ def everywhere(
             result = launch(
                 work, settings.nproc, (settings,), settings.timeout,
                 listen=progress.step, device=settings.device,
-                preload=["hocket.train.saving"] if settings.saving else [],
+                preload=["hocket.train.saving"] * bool(settings.saving)
+                + ["transformers.modeling_utils"] * (settings.model == HF),
             )[0]  # fmt: skip
     except RunError as error:
         progress.end()

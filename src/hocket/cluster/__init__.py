@@ -21,7 +21,13 @@ from hocket.cluster.estimate import (
 )
 from hocket.cluster.hardware import Cluster, Gpu, Level, cluster_of, load_cluster, load_gpu
 from hocket.cluster.model import Mla, Model, Moe, load_model, model_from
-from hocket.cluster.operations import CONVENTIONS, active_parameters, flops_per_token, parameters
+from hocket.cluster.operations import (
+    CONVENTIONS,
+    active_parameters,
+    flops_per_token,
+    layer_flops,
+    parameters,
+)
 from hocket.cluster.run import RECOMPUTE, Fault, Run, faults, raise_faults
 from hocket.cluster.runs import load_runs
 from hocket.cluster.stack import Fit, Stack, dumps_stack, load_stack, stack_from, stack_of
@@ -32,8 +38,8 @@ __all__ = [
     "CONVENTIONS", "RECOMPUTE", "STEP_NUMBERS", "Breakdown", "Cluster", "Error", "Estimate",
     "Fault", "Fit", "Gpu", "Level", "Measured", "Memory", "Mla", "Model", "Moe", "Run", "Stack",
     "Stage", "active_parameters", "calibrate", "catalogue", "cluster_of", "costs_of",
-    "dumps_stack", "errors", "estimate", "faults", "fit", "flops_per_token", "left_out",
-    "load_cluster", "load_gpu", "load_model", "load_runs", "load_stack", "model_from",
+    "dumps_stack", "errors", "estimate", "faults", "fit", "flops_per_token", "layer_flops",
+    "left_out", "load_cluster", "load_gpu", "load_model", "load_runs", "load_stack", "model_from",
     "parameters", "predicted", "quantile", "quantities_of_stage", "raise_faults", "stack_from",
     "stack_of", "stages", "step_seconds", "usual_stages",
 ]  # fmt: skip

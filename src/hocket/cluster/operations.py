@@ -522,6 +522,12 @@ def active_parameters(model: Model) -> float:
     return parameters(model, mtp=False) - layers * (moe.experts - moe.top_k) * per_expert
 
 
+def layer_flops(model: Model, seq: int) -> list[float]:
+    """Operations of the forward of a sequence: in the embedding, in each layer, in the head."""
+    kinds = (kind for kind in kinds_of(model) if kind != "further token")
+    return [layer(kind, Shape(seq, 1), model).flops for kind in kinds]
+
+
 CONVENTIONS = {
     "causal": "three times the forward, attention over the tokens before, router left out",
     "full": "the same, attention over the full square",

@@ -20,6 +20,7 @@ from hocket.interop.megatron import read_layout
 
 # Keys that change no size: they are read past. Any other key is refused, since it could.
 _NO_SIZE = frozenset(catalogue("keys")["huggingface"]["no_size"])
+_NO_SIZE_WHERE = catalogue("keys")["huggingface"]["no_size_where"]
 
 
 class Architecture(NamedTuple):
@@ -163,7 +164,8 @@ def _model(config: Mapping[str, Any], name: str) -> Model:
             f"the architecture {names[0]} is not known; known are {', '.join(ARCHITECTURES)}"
         )
     for key in config:
-        if key not in _NO_SIZE and key not in _READ and key not in known.keys.values():
+        sizeless = key in _NO_SIZE or (key, config[key]) in _NO_SIZE_WHERE.items()
+        if not sizeless and key not in _READ and key not in known.keys.values():
             raise UsageError(f"{key} is not a known key of {names[0]}, and it could change sizes")
     sizes: dict[str, Any] = dict(known.fixed)
     for ours, key in known.keys.items():

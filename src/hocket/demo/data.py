@@ -26,6 +26,19 @@ def text(path: str | None = None) -> Tensor:
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8)
 
 
+def windows(source: Tensor, step: int, size: int, seq: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Inputs and targets, int64 `[sequence, position]` both: pieces of a text, and what follows.
+
+    Raises: UsageError for a text shorter than one sequence.
+    """
+    if len(source) <= seq:
+        raise UsageError(f"the text has {len(source)} tokens; --seq {seq} needs {seq + 1} or more")
+    picks = torch.Generator().manual_seed((seed << 32) + step)
+    starts = torch.randint(len(source) - seq, (size, 1), generator=picks)
+    pieces = source[starts + torch.arange(seq + 1)].long()
+    return pieces[:, :-1].contiguous(), pieces[:, 1:].contiguous()
+
+
 def batch(
     step: int, size: int, *, seq: int = 128, seed: int = 0, data: str | None = None
 ) -> tuple[Tensor, Tensor]:
@@ -34,10 +47,4 @@ def batch(
     The same step, size, seq and seed always give the same batch.
     Raises: UsageError for a text shorter than one sequence.
     """
-    source = text(data)
-    if len(source) <= seq:
-        raise UsageError(f"the text has {len(source)} bytes; --seq {seq} needs {seq + 1} or more")
-    picks = torch.Generator().manual_seed((seed << 32) + step)
-    starts = torch.randint(len(source) - seq, (size, 1), generator=picks)
-    pieces = source[starts + torch.arange(seq + 1)].long()
-    return pieces[:, :-1].contiguous(), pieces[:, 1:].contiguous()
+    return windows(text(data), step, size, seq, seed)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from hocket.interop.torch.runtime import torch_schedule
     from hocket.runtime.checkpoint import Checkpoints
+    from hocket.runtime.huggingface import load_stage, split_model
     from hocket.runtime.pipeline import Hooks, Pipeline
     from hocket.runtime.records import record
 
@@ -17,11 +18,15 @@ _HOME = {
     "Checkpoints": "hocket.runtime.checkpoint",
     "Hooks": "hocket.runtime.pipeline",
     "Pipeline": "hocket.runtime.pipeline",
+    "load_stage": "hocket.runtime.huggingface",
     "record": "hocket.runtime.records",
+    "split_model": "hocket.runtime.huggingface",
     "torch_schedule": "hocket.interop.torch.runtime",
 }
 
-__all__ = ["Checkpoints", "Hooks", "Pipeline", "record", "torch_schedule"]
+__all__ = [
+    "Checkpoints", "Hooks", "Pipeline", "load_stage", "record", "split_model", "torch_schedule",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

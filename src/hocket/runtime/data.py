@@ -8,6 +8,7 @@ from functools import partial
 from itertools import chain
 from math import prod
 from typing import Any, NamedTuple
+from zlib import crc32
 
 import torch
 from torch import Tensor
@@ -16,7 +17,7 @@ from hocket.errors import RunError
 from hocket.runtime.execute import Execution
 from hocket.runtime.stage import Stage
 from hocket.runtime.transport import Wire
-from hocket.runtime.values import map_tensors, tensors_of
+from hocket.runtime.values import keywords, map_tensors, tensors_of
 
 REPLICATED = "; name a part that every microbatch gets whole in replicated="
 
@@ -24,8 +25,8 @@ REPLICATED = "; name a part that every microbatch gets whole in replicated="
 class Batch(NamedTuple):
     """What a step is given; `weights` is None where each microbatch weighs as its rows do.
 
-    replicated: the places (of a tuple) or keys (of a dict) of inputs that are not rows. scale: by
-    which the gradients are larger.
+    replicated: the places (of a tuple) or keys (of a dict) of inputs that are not rows, and keys of
+    arguments. scale: by which the gradients are larger. arguments: what stages get beside inputs.
     """
 
     inputs: Any
@@ -33,12 +34,18 @@ class Batch(NamedTuple):
     weights: Sequence[float] | None = None
     replicated: Collection[Any] = ()
     scale: float = 1.0
+    arguments: Mapping[str, Any] | None = None
 
     @property
     def ready(self) -> bool:
         """Whether its microbatches are made already, or weighed."""
         given = isinstance(self.inputs, list) or isinstance(self.targets, list)
         return given or self.weights is not None
+
+    @property
+    def whole_inputs(self) -> list[Any]:
+        """The places or keys of inputs that are not rows."""
+        return [key for key in self.replicated if key not in (self.arguments or {})]
 
 
 def joined(batches: Sequence[tuple[Any, Any]], m: int, slices: int, device: torch.device) -> Batch:
@@ -66,9 +73,10 @@ def load(batch: Batch, execution: Execution, device: torch.device) -> None:
     if parts.first:
         if batch.inputs is None:
             raise RunError(f"rank {rank} runs stage 0, so it needs inputs")
-        values = microbatches(batch.inputs, m, "inputs", device, slices, batch.replicated)
+        values = microbatches(batch.inputs, m, "inputs", device, slices, batch.whole_inputs)
         for mb in parts.first:
             parts.stages[0].inputs[mb] = (values[mb],)
+    _put_arguments(batch, parts.stages, device, slices)
     for s, stage in parts.stages.items():
         stage.targets[:] = [None] * m
         stage.scale, stage.weigh = batch.scale, partial(_weights, batch, m, slices, rank)
@@ -88,6 +96,31 @@ def load(batch: Batch, execution: Execution, device: torch.device) -> None:
             stage.weights = weights
 
 
+def _put_arguments(
+    batch: Batch, stages: Mapping[int, Stage], device: torch.device, slices: int
+) -> None:
+    """Gives each stage those of the arguments that its module's forward names.
+
+    Raises: RunError where they cannot be split as the inputs are.
+    """
+    (m,) = {len(stage.inputs) for stage in stages.values()}
+    given, same = batch.arguments or {}, batch.replicated
+    rows = {key: value for key, value in given.items() if key not in same and tensors_of(value)}
+    parts: Sequence[Any] = [{}] * m
+    if rows:
+        if not isinstance(batch.inputs, list | None):
+            own = _sorted_out(batch.inputs, batch.whole_inputs, "inputs")[1]
+            both = [*own, *tensors_of(rows)]
+            _check_size(both, 0, m // slices, "inputs")
+        parts = microbatches(rows, m, "arguments", device, slices)
+    rest = {key: value for key, value in given.items() if key not in rows}
+    rest = map_tensors(rest, lambda t: t.detach().to(device))
+    for stage in stages.values():
+        names, stage.keys_given = keywords(stage.module), tuple(sorted(given))
+        taken = [key for key in given if names is None or key in names]
+        stage.arguments = [{key: (part | rest)[key] for key in taken} for part in parts]
+
+
 def _weights(batch: Batch, m: int, slices: int, rank: int) -> tuple[float, ...]:
     """The weights of microbatches on a rank that need not have the last stage."""
     if batch.weights is None and batch.targets is None:
@@ -105,9 +138,14 @@ def losses_of(stages: Mapping[int, Stage], wire: Wire | None) -> tuple[Tensor | 
     """The weighted loss of each microbatch, None where there are no targets; collective.
 
     Also whether anything was recorded on any rank.
+
+    Raises: RunError where ranks had other arguments for their stages.
     """
     m = max(len(stage.losses) for stage in stages.values())
-    losses = torch.zeros(m + 2, dtype=torch.float64)  # the last: how many ranks have any, record
+    # The last: how many ranks have any, record; a hash of the names of arguments, and its square.
+    losses = torch.zeros(m + 4, dtype=torch.float64)
+    names = crc32(repr(next(iter(stages.values())).keys_given).encode()) % 2**20
+    losses[m + 2], losses[m + 3] = names, names**2
     for stage in stages.values():
         there = [mb for mb, loss in enumerate(stage.losses) if loss is not None]
         if there:
@@ -119,6 +157,10 @@ def losses_of(stages: Mapping[int, Stage], wire: Wire | None) -> tuple[Tensor | 
         losses[m + 1] += any(stage.records)
     if wire is not None:
         wire.wait(wire.group.allreduce([losses]))
+        if wire.group.size() * losses[m + 3] != losses[m + 2] ** 2:
+            raise RunError(
+                "the ranks were given other arguments= than each other; give all the same"
+            )
     return losses[:m] if losses[m] else None, bool(losses[m + 1])
 
 

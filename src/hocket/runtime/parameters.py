@@ -31,7 +31,9 @@ class Parameters:
         self, placement: Placement, modules: Mapping[int, nn.Module], loss: Any, tied: Tied | None,
         session: Session,
     ) -> None:  # fmt: skip
-        self.session, self.tied = session, [[(int(s), n) for s, n in names] for names in tied or ()]
+        own = next((getattr(m, "tied_parameters", ()) for m in modules.values()), ())
+        self.session = session
+        self.tied = [[(int(s), n) for s, n in names] for names in (*(tied or ()), *own)]
         n, ends = placement.n_stages, {path[-1].rank for path in placement.paths}
         self.held = [
             (*own, *([n] if r in ends else ())) for r, own in enumerate(placement.stages_of_rank)

@@ -28,6 +28,7 @@ from hocket.runtime.session import Session
 from hocket.runtime.slice_state import check_carries
 from hocket.runtime.split import plan_of
 from hocket.runtime.stage import Loss, Observer, Stage
+from hocket.runtime.values import keywords
 from hocket.timeline import Timeline
 
 
@@ -72,7 +73,9 @@ class Pipeline:
     groups of (stage, parameter name) that share one weight; their gradients are summed. seed:
     random numbers depend on (seed, step, layer, microbatch) alone, microbatches counted over all
     replicas, so that dropout depends on no schedule or placement; a module with `draws = False`
-    says that it needs none, others take turns where queues run side by side. A module may bring its
+    says that it needs none, others take turns where queues run side by side. Stages
+    may name such groups themselves, all of them the same, in an attribute `tied_parameters`, as
+    those of `split_model` do. A module may bring its
     own split of the backward: a method `split_plan` that returns what
     `hocket.runtime.split.prepare` returns.
 
@@ -119,10 +122,12 @@ class Pipeline:
         own = {
             "layers": {str(s): n_layers(module) for s, module in self.modules.items()},
             "parts": parts(self._parameters.modules),
+            "keywords": [keywords(module) for module in self.modules.values()],
             "shared": self._parameters.in_words(),
         }
         prepared, every = session.meet(self._prepare, describe(schedule, settings), own)
         self.lowered, evaluation = prepared
+        self._keywords = [names for said in every for names in said["keywords"]]
         self._renamings = renamings(
             self._parameters.modules, [said["parts"] for said in every],
             schedule.placement.n_stages,
@@ -192,6 +197,7 @@ class Pipeline:
     def step(
         self, inputs: Any, targets: Any, *, weights: Sequence[float] | None = None,
         replicated: Collection[Any] = (), scaler: Any = None, sync: bool = True,
+        arguments: Mapping[str, Any] | None = None,
     ) -> Tensor:  # fmt: skip
         """The loss of the batch, the same on every rank; gradients are added to the parameters'.
 
@@ -201,7 +207,9 @@ class Pipeline:
         weights: of each microbatch in loss and gradient; left out: its share of the rows, or of
         the positions in slices. Of one of weight 0 no loss is computed. replicated: the places
         (in a tuple) or keys (in a dict) of parts of the inputs that are not rows: every microbatch
-        gets them whole. scaler: a `torch.amp.GradScaler`, one on each rank, by whose scale the
+        gets them whole. arguments: by name, what stages get beside their inputs, such as masks:
+        split as the inputs are, the same on all ranks, and each stage gets those that its forward
+        names. scaler: a `torch.amp.GradScaler`, one on each rank, by whose scale the
         gradients are larger; `unscale_` comes next. sync=False: the gradients stay those of this
         rank until the next step without it, which sums them over copies and replicas; the hook
         `gradients_ready` waits for that, too.
@@ -213,16 +221,31 @@ class Pipeline:
         if self._keys is not None:
             self._keys.step = self.steps_done
         if self._verify_first:
-            self.verify(inputs, targets, weights=weights, replicated=replicated)
+            self.verify(
+                inputs, targets, weights=weights, replicated=replicated, arguments=arguments
+            )
         self._call_hooks("before_step", inputs, targets)
         scale = 1.0 if scaler is None else float(scaler.scale(torch.ones((), device=self.device)))
-        batch = Batch(inputs, targets, weights, replicated, scale)
+        batch = self._batch(inputs, targets, weights, replicated, arguments, scale)
         loss = self._train(self._training, batch, trained=True, sync=sync)
         self.steps_done += 1
         if sync:
             self._call_hooks("gradients_ready")
         self._call_hooks("after_step", loss)
         return loss
+
+    def _batch(
+        self, inputs: Any, targets: Any, weights: Sequence[float] | None,
+        replicated: Collection[Any], arguments: Mapping[str, Any] | None, scale: float = 1.0,
+    ) -> Batch:  # fmt: skip
+        """A batch as it is given.
+
+        Raises: RunError for an argument that no stage takes.
+        """
+        for key in arguments or ():
+            if all(names is not None and key not in names for names in self._keywords):
+                raise RunError(f"arguments: no stage takes {key!r}")
+        return Batch(inputs, targets, weights, replicated, scale, arguments)
 
     def _call_hooks(self, name: str, *args: Any) -> None:
         for hook in self.hooks:
@@ -259,13 +282,14 @@ class Pipeline:
     def eval(
         self, inputs: Any, targets: Any = None, *, outputs: bool = False,
         weights: Sequence[float] | None = None, replicated: Collection[Any] = (),
+        arguments: Mapping[str, Any] | None = None,
     ) -> Any:  # fmt: skip
-        """The loss without any gradient; without targets None. weights, replicated: as in `step`.
+        """The loss without any gradient; without targets None. The others are as in `step`.
 
         With `outputs`: (loss, list of the output of each microbatch; None where another rank has
         it).
         """
-        batch = Batch(inputs, targets, weights, replicated)
+        batch = self._batch(inputs, targets, weights, replicated, arguments)
         losses, kept = self._evaluate(self._evaluation, lambda: batch, outputs)
         loss = None if losses is None else losses.sum()
         return (loss, kept) if outputs else loss
@@ -492,7 +516,7 @@ class Pipeline:
 
     def verify(
         self, inputs: Any, targets: Any, *, weights: Sequence[float] | None = None,
-        replicated: Collection[Any] = (),
+        replicated: Collection[Any] = (), arguments: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
         """Compares loss and gradients of one step with the unpipelined model; collective.
 
@@ -509,7 +533,7 @@ class Pipeline:
             raise RunError(f"{self.schedule.name} has no backward to verify")
         self._verify_first = False
         self._parameters.check_synced("verify")
-        batch = Batch(inputs, targets, weights, replicated)
+        batch = self._batch(inputs, targets, weights, replicated, arguments)
         sliced = self.schedule.placement.slices > 1
         ready = batch.ready or (self._keys is not None and not sliced)
         whole = b"1" not in self._session.exchange(b"1" if ready else b"0")

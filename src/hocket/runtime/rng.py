@@ -24,7 +24,7 @@ Layer = tuple[int, int, int]
 
 
 def n_layers(module: nn.Module) -> int:
-    """How many leaves a module has: modules without children, but no placeholders."""
+    """How many leaves a module has: modules without children that may draw, no placeholders."""
     return sum(_is_leaf(part) for part in module.modules())
 
 
@@ -58,6 +58,8 @@ def layers(module: nn.Module, first: int) -> list[tuple[nn.Module, Layer]]:
 
 
 def _is_leaf(module: nn.Module) -> bool:
+    if not getattr(module, "draws", True):
+        return False
     placeholders = (nn.Identity, nn.Sequential, nn.ModuleList, nn.ModuleDict)
     return next(module.children(), None) is None and not isinstance(module, placeholders)
 

@@ -6,7 +6,6 @@ goes into the first slice. Which slice waits for which is not said here.
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hocket.errors import RunError
-from hocket.runtime.values import flatten, rebuild
+from hocket.runtime.values import flatten, keywords, rebuild
 
 
 def carries(module: nn.Module) -> bool | None:
@@ -106,7 +105,8 @@ def check_carries(modules: Mapping[int, nn.Module], why: str | None) -> None:
     """
     for module in modules.values():
         name = type(module).__name__  # and no stage: all ranks are to say the same
-        if carries(module) and not _takes_carried(module):
+        names = keywords(module) if carries(module) else None
+        if names is not None and "carried" not in names:
             raise RunError(f"{name} has carries = True, but its forward takes no `carried`")
         if carries(module) is None and why is not None:
             raise RunError(
@@ -114,9 +114,3 @@ def check_carries(modules: Mapping[int, nn.Module], why: str | None) -> None:
                 "carries = True, take `carried` and return (output, carried), or carries = False "
                 "if no position looks at another"
             )
-
-
-def _takes_carried(module: nn.Module) -> bool:
-    parameters = inspect.signature(module.forward).parameters
-    any_name = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
-    return any_name or "carried" in parameters

@@ -34,7 +34,8 @@ class Stage:
     not keep the output itself alive), `gradients` (those of the roots), `more` (roots and
     gradients of losses that were recorded), `results` (the output on its way out) and `returns`
     (the gradients of the leaves on their way back). Each is taken once and then empty again.
-    `carry` has what goes from slice to slice, where the module does that. `observers` are called
+    `carry` has what goes from slice to slice, where the module does that. `arguments` are what the
+    module gets beside its input, and stay until the next step. `observers` are called
     before each forward with stage, microbatch, and the arguments and keyword arguments of the
     module.
     """
@@ -54,6 +55,8 @@ class Stage:
         self.writes = False  # the module writes into its input
         self.reported = False  # an output that needs no gradient
         self.inputs: list[Any] = [None] * m
+        self.arguments: list[dict[str, Any]] = [{}] * m
+        self.keys_given: tuple[str, ...] = ()  # of all stages' arguments
         self.leaves: list[Sequence[Tensor] | None] = [None] * m
         self.roots: list[Sequence[GradientEdge] | None] = [None] * m
         self.gradients: list[Sequence[Tensor | None] | None] = [None] * m
@@ -174,6 +177,7 @@ class Stage:
     def _call(self, value: Any, mb: int) -> Any:
         if self.observers:
             more = {} if self.carry is None else {"carried": self.carry.carried(mb)}
+            more |= self.arguments[mb]
             for observe in self.observers:
                 observe(self.index, mb, *arguments(value, **more))
         if self.fresh and torch.is_grad_enabled():
@@ -185,11 +189,12 @@ class Stage:
             value = map_tensors(value, _copied)
         HERE.records = self.records[mb] = []
         if self.carry is None:
-            made = call(self.module, value)
+            made = call(self.module, value, **self.arguments[mb])
         else:
             carried = self.carry.carried(mb)
             carried = map_tensors(carried, _copied) if self.writes else carried
-            made = self.carry.keep(call(self.module, value, carried=carried), mb)
+            more = self.arguments[mb]
+            made = self.carry.keep(call(self.module, value, carried=carried, **more), mb)
         HERE.records = None
         return made
 

@@ -5,6 +5,7 @@ Holds the structure, shapes and memory layout of a value; knows nothing of messa
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 from collections.abc import Callable, Sequence
@@ -224,6 +225,16 @@ def arguments(value: Any, **more: Any) -> tuple[tuple[Any, ...], dict[str, Any]]
     if isinstance(value, tuple):
         return value, more
     return ((), value | more) if isinstance(value, dict) else ((value,), more)
+
+
+def keywords(module: Any) -> list[str] | None:
+    """The names that a module's forward takes arguments by; None where it takes any."""
+    forward = getattr(module, "_orig_mod", module).forward
+    parameters = inspect.signature(forward).parameters.values()
+    if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters):
+        return None
+    unnamed = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.VAR_POSITIONAL)
+    return [p.name for p in parameters if p.kind not in unnamed]
 
 
 def call(module: Callable[..., Any], value: Any, **more: Any) -> Any:

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 DEMO = "hocket.demo.gpt:build"
 MOE = "hocket.demo.moe:build"
 SLEEP = "hocket.demo.sleep:build"
+HF = "hocket.demo.huggingface:build"
 DISPATCH = ("receive", "gate", "ready", "queues")
 
 
