@@ -90,3 +90,23 @@ def test_the_path_of_a_recorded_order_that_cannot_run_ends(lines, start, took):
     path = timeline_of(schedule, begin, begin + np.array(took)).critical_path()
     slots = [str(step.slot) for step in path]
     assert len(set(slots)) == len(slots) and path[0].after == "start"
+
+
+# Rank 0 gets its first message while its network is still sending: the RECV waits for the SEND.
+SENDING = """# hocket 1
+name sending
+path 0: 0 1 0
+0: 0F0 0F1 0F2 2F0 2B0 2F1 2B1 2F2 2B2 0B0 0B1 0B2
+0/net: 0SEND_F0 0SEND_F1 0SEND_F2 2RECV_F0 2SEND_B0 2RECV_F1 2SEND_B1 2RECV_F2 2SEND_B2 0RECV_B0 0RECV_B1 0RECV_B2
+1: 1F0 1F1 1F2 1B0 1B1 1B2
+1/net: 1RECV_F0 1SEND_F0 1RECV_F1 1SEND_F1 1RECV_F2 1SEND_F2 1RECV_B0 1SEND_B0 1RECV_B1 1SEND_B1 1RECV_B2 1SEND_B2
+"""  # noqa: E501
+
+
+def test_a_receive_that_its_own_queue_holds_up_is_on_the_critical_path():
+    path = simulate(loads(SENDING), Costs(F=1, B=1, p2p_overhead=(0, 5))).critical_path()
+    at = next(i for i, step in enumerate(path) if "+".join(map(str, step.slot)) == "2F0")
+    before = [("+".join(map(str, step.slot)), step.after) for step in path[at - 2 : at + 1]]
+    assert before == [("0SEND_F2", "queue"), ("2RECV_F0", "queue"), ("2F0", "message")]
+    for one, other in pairwise(path):
+        assert other.after == "message" or one.end == other.start

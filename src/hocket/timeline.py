@@ -704,7 +704,8 @@ def totals(codes, slots, starts, occupies, slot_start, slot_end, before, after, 
 def binding(node, need_starts, needs, delays, end, receives, heads):
     """The (node, edge) that held a node longest; a RECV is seen through to its SEND.
 
-    Edge -1: the RECV before it in its queue held it. Node -1: nothing held it.
+    A RECV that another action of its queue held is not. Edge -1: the RECV before it in its queue
+    held it. Node -1: nothing held it.
     """
     found, found_edge = -1, -1
     while True:
@@ -715,8 +716,11 @@ def binding(node, need_starts, needs, delays, end, receives, heads):
             if best < 0 or ready > latest:
                 best, best_edge, latest = needs[e], e, ready
         if len(receives):
-            if not heads[node] and receives[node - 1] and (best < 0 or end[node - 1] > latest):
-                best, best_edge = node - 1, -1
+            if not heads[node] and (best < 0 or end[node - 1] > latest):
+                if receives[node - 1]:
+                    best, best_edge = node - 1, -1
+                elif found_edge >= 0:
+                    return found, found_edge
             if best >= 0:
                 found, found_edge = best, best_edge
                 if receives[best]:

@@ -85,7 +85,8 @@ function rowOf(model, action) {
 }
 
 // What this slot waited for longest: the action that ended last with its message; through a RECV
-// to its SEND. Null where it needed nothing from outside.
+// to its SEND, unless another action of its queue held the RECV. Null where it needed nothing from
+// outside.
 function binding(model, first) {
   let found = null;
   let from = first;
@@ -99,10 +100,13 @@ function binding(model, first) {
       if (best === null || ready > best.ready) best = { source, ready };
     }
     const previous = from - 1; // a RECV that holds its queue until the message is there
-    if (model.blocking && previous >= 0 && kindRow(model, previous).receive &&
-        rowOf(model, previous) === rowOf(model, from) &&
+    if (previous >= 0 && rowOf(model, previous) === rowOf(model, from) &&
         (best === null || model.finish[previous] > best.ready)) {
-      best = { source: previous, ready: model.finish[previous] };
+      if (!kindRow(model, previous).receive) {
+        if (found !== null) return found;
+      } else if (model.blocking) {
+        best = { source: previous, ready: model.finish[previous] };
+      }
     }
     if (best === null) return found;
     found = best;
