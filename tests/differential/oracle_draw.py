@@ -94,12 +94,15 @@ def _work(rng, placed, backward):
     """The queue of every piece of work, with backwards whole or split as asked."""
     home = {}
     split_of_stage = [rng.random() < 0.5 for _ in range(max(map(len, placed.paths)))]
+    again = rng.choice((0, 0, 0.3, 1))  # the share of recomputations
     for mb in range(placed.m):
         for stage, queue in enumerate(placed.path(mb)):
             split = {"whole": False, "split": True, "by stage": split_of_stage[stage]}.get(
                 backward, rng.random() < 0.5
             )
             kinds = "F" if backward == "none" else "FIW" if split else "FB"
+            if kinds != "F" and rng.random() < again:
+                kinds += "R"
             home |= {Action(stage, kind, mb): queue for kind in kinds}
     return home
 
@@ -108,7 +111,7 @@ def _messages(rng, placed, home, within, *, in_streams):
     """A send and a receive for each result that another rank needs, on any queue of their ranks."""
     out = {}
     for a in home:
-        if a.kind == "W":
+        if a.kind in "WR":
             continue
         send, receive, step = MESSAGE[a.kind]
         there = Action(a.stage + step, receive, a.mb)
@@ -205,6 +208,8 @@ def costs(rng, placed):
         return rng.choice((one[0], one, {"cycle": one[: rng.randint(1, n)]}))
 
     out = {kind: value(1 if streams else 0) for kind in "FIW"}
+    if rng.random() < 0.3:
+        out["R"] = value(1 if streams else 0)
     i, w = out["I"], out["W"]
     if rng.random() < 0.5 or (isinstance(i, dict) and isinstance(w, dict)):
         out["B"] = value(1 if streams else 0)

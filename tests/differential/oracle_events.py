@@ -37,10 +37,11 @@ class Prices:
         if action.kind not in WORK:
             return Fraction(0)
         of = {kind: self.costs.get(kind, 1) for kind in "FIW"}
+        of["R"] = self.costs.get("R", of["F"])
         if action.kind == "B" and "B" not in self.costs:
             time = self.per_stage(of["I"], action.stage) + self.per_stage(of["W"], action.stage)
         else:
-            time = self.per_stage(self.costs.get(action.kind, 1), action.stage)
+            time = self.per_stage({**self.costs, **of}[action.kind], action.stage)
         if "slice" in self.costs and self.order.slices > 1:
             time *= Fraction(self.costs["slice"][action.mb % self.order.slices])
         return time

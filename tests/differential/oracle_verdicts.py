@@ -49,7 +49,9 @@ def _has_all_work(order, counts):
     for mb in range(order.m):
         for stage in range(len(order.path(mb))):
             kinds = {k for k in WORK if (stage, k, mb) in counts}
-            if kinds not in ([{"F", "B"}, {"F", "I", "W"}] if trains else [{"F"}]):
+            if kinds - {"R"} not in ([{"F", "B"}, {"F", "I", "W"}] if trains else [{"F"}]):
+                return False
+            if "R" in kinds and not trains:
                 return False
     return True
 
