@@ -14,7 +14,7 @@ LAYERS = [
     "errors", "limits", "words", "files", "tables", "codes", "compiled", "deps", "ir", "pattern",
     "costs", "graph", "engine", "timeline", "text", "lower", "checker", "simulator", "measured",
     "search", "schedules", "recognise", "explanation", "render", "report", "comparison", "trace",
-    "page", "interop", "formats", "cluster", "planner", "runtime", "demo", "train", "cli",
+    "page", "interop", "diagnosis", "formats", "cluster", "planner", "runtime", "demo", "train", "cli",
     "__init__", "__main__",
 ]  # fmt: skip
 

@@ -29,6 +29,7 @@ VERBS = {
     "compare": ("compare", "Every schedule that fits, in one table."),
     "plan": ("plan", "The best schedule for these costs under a limit."),
     "explain": ("explain", "Where the bubble is, why, what would help."),
+    "diagnose": ("diagnose", "Why the steps of a run are slow, or why it hangs."),
     "estimate": (
         "estimate",
         "Predict step time, memory and MFU of one configuration of a model on a cluster.",

@@ -24,7 +24,9 @@ class Options:
         "--beside SCHEDULE...", "train with this one too, step by step in turn, and compare the "
         "times (a name takes the same p and m); again for more", heading="what is shown",
     )  # fmt: skip
-    trace: str | None = option("--trace FILE", "write predicted and measured as one trace")
+    trace: str | None = option(
+        "--trace FILE", "write predicted and measured as one trace; .jsonl: each of the last steps"
+    )
     costs: str | None = option("--costs FILE", "predict from these costs (default: from this run)")
     save: str | None = option(
         "--save DIR", "write checkpoints there; the last two are kept", heading="checkpoints"
@@ -94,7 +96,10 @@ def _text(result: dict[str, Any]) -> str:
         text += f"\n\ncheckpoint: {result['checkpoint']} (--resume goes on from it)"
     if result["trace"]:
         trace = result["trace"]
-        text += f"\n\ntrace: {trace} (predicted and measured; open it at ui.perfetto.dev)"
+        use = "predicted and measured; open it at ui.perfetto.dev"
+        if trace.endswith(".jsonl"):
+            use = f"the last steps; run `hocket diagnose {trace}`"
+        text += f"\n\ntrace: {trace} ({use})"
     return text
 
 

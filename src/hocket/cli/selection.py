@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from hocket.costs import Costs
     from hocket.ir import Schedule
 
-FOREIGN = (".json", ".gz", ".pftrace", ".csv")  # files of other tools, and traces
+FOREIGN = (".json", ".gz", ".pftrace", ".csv", ".jsonl")  # files of other tools, and traces
 WORD = "a name from `hocket list`, name:key=value,..., module:function, or a .sched file"
 
 

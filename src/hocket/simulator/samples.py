@@ -99,6 +99,16 @@ def simulate_jitter(
     return _replayed(g, samples, costs, durations)
 
 
+def replay(g: Graph, durations: Array, delays: Array) -> Samples:
+    """The makespan of each sample, from the time that every node and every edge takes in it.
+
+    durations: `[node, sample]`, delays: `[edge, sample]`, of the graph of a schedule that can run.
+    """
+    return _blocks(
+        g, durations.shape[1], lambda part: durations[:, part], lambda part: delays[:, part]
+    )
+
+
 def simulate_many(
     schedules: Iterable[Schedule], costs: Costs = UNIT, *, processes: int = 1
 ) -> list[Outcome]:

@@ -55,7 +55,11 @@ def train(tell: Tell, settings: Settings) -> dict[str, Any] | None:
     ]
     own = outcomes[0]
     assert own.predicted is not None and own.costs is not None
-    if settings.trace:
+    if settings.trace and settings.trace.endswith(".jsonl"):
+        from hocket.interop.traces.rows import write_rows
+
+        write_rows(own.run.timelines, settings.trace)
+    elif settings.trace:
         from hocket.formats import write_trace
 
         write_trace(_traced(settings, outcomes), settings.trace)

@@ -350,8 +350,8 @@ def recording(traces: Sequence[RankTrace], name: str = "imported") -> Recording:
         if not all(r.work is not None for trace in ordered for r in trace.ranges):
             _wait_for_messages(schedule, start, end)
         end = until_received(schedule, start, end)
-        if uses_gpu and schedule.has_communication:
-            schedule, start, end = _without_messages(schedule, start, end)
+        if uses_gpu and schedule.has_communication:  # the GPU shows a message as its wait
+            schedule, start, end = without_messages(schedule, start, end)
         zero = start.min()
         timelines.append(timeline_of(schedule, (start - zero) / 1e3, (end - zero) / 1e3))
     if not any(timeline.makespan for timeline in timelines):
@@ -551,8 +551,8 @@ def _code(item: Item) -> int:
     return encode(int(action.kind), action.stage, action.mb)
 
 
-def _without_messages(schedule: Schedule, start: Array, end: Array) -> tuple:
-    """The computation alone: on the GPU's time line messages are not told apart from waits."""
+def without_messages(schedule: Schedule, start: Array, end: Array) -> tuple[Schedule, Array, Array]:
+    """The computation alone: its order, and start and end of each action."""
     times = {c: (s, e) for c, s, e in zip(schedule.codes.tolist(), start, end, strict=True)}
     bare = strip_communication(schedule)
     codes = bare.codes.tolist()

@@ -10,9 +10,10 @@ from hocket.costs import Costs
 from hocket.errors import UsageError
 from hocket.files import read, read_text, unpacked
 from hocket.interop.torch.csv import import_csv
-from hocket.interop.traces.kineto import is_kineto, rank_trace, recording
+from hocket.interop.traces.kineto import Recording, is_kineto, rank_trace, recording
 from hocket.interop.traces.perfetto import is_pftrace, read_pftrace
 from hocket.interop.traces.pictures import read_drawn
+from hocket.interop.traces.rows import read_rows
 from hocket.ir import Schedule
 from hocket.lower import strip_communication
 from hocket.measured.readings import readings
@@ -25,7 +26,7 @@ class Loaded:
     """What files say. costs and timeline are there for traces only.
 
     schedule: without messages where a timeline has them. spread: a line for each time that was
-    read, notes: what was left out or found on the way; for people.
+    read, notes: what was left out or found on the way; for people. steps: all that were measured.
     """
 
     schedule: Schedule
@@ -33,6 +34,7 @@ class Loaded:
     timeline: Timeline | None = None
     notes: tuple[str, ...] = ()
     spread: tuple[str, ...] = ()
+    steps: tuple[Timeline, ...] = ()
 
 
 def load_foreign(
@@ -51,6 +53,8 @@ def load_foreign(
         _only(paths, "a CSV holds all ranks", step)
         found = import_csv(read_text(paths[0]), str(paths[0]), name=known)
         return Loaded(found.schedule, notes=found.notes)
+    if PurePath(paths[0]).suffix == ".jsonl":
+        return _of_run(read_rows([(read_text(path), str(path)) for path in paths], known), step)
     first = unpacked(read(paths[0]), paths[0])
     if is_kineto(first):
         return _recorded(first, paths, known, step)
@@ -60,7 +64,7 @@ def load_foreign(
     others = [x for x in pictures if x != title]
     notes = (f"of several timelines {title} is taken, not {', '.join(others)}",) if others else ()
     schedule = one.schedule if name is None else one.schedule.renamed(name)
-    return Loaded(schedule, one.costs, one.timeline, notes)
+    return Loaded(schedule, one.costs, one.timeline, notes, steps=(one.timeline,))
 
 
 def _recorded(first: bytes, paths: Sequence[str | Path], name: str, step: int | None) -> Loaded:
@@ -68,14 +72,18 @@ def _recorded(first: bytes, paths: Sequence[str | Path], name: str, step: int | 
     traces = [rank_trace(first, str(paths[0]))]
     del first
     traces += (rank_trace(unpacked(read(path), path), str(path)) for path in paths[1:])
-    run = recording(traces, name)
+    return _of_run(recording(traces, name), step)
+
+
+def _of_run(run: Recording, step: int | None) -> Loaded:
+    """All steps of a run, and the one that was asked for."""
     steps = run.timelines
     if step is not None and not 0 <= step < len(steps):
         raise UsageError(f"there is no step {step}; the traces have 0 to {len(steps) - 1}")
     timeline = run.typical if step is None else steps[step]
     seen = readings(steps if step is None else [timeline])
     bare = strip_communication(timeline.schedule)
-    return Loaded(bare, seen.costs(), timeline, run.notes, tuple(seen.rows()))
+    return Loaded(bare, seen.costs(), timeline, run.notes, tuple(seen.rows()), steps)
 
 
 def _stem(path: str | Path) -> str:

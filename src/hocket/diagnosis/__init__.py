@@ -1,0 +1,1 @@
+"""What went wrong in a run: why its steps are slow (`slow`), and why it hangs (`hang`)."""
