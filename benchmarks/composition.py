@@ -21,7 +21,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from hocket.runtime import split
+from hocket.runtime import put_off, split, split_backend
 from hocket.runtime.dtensor import part
 from hocket.runtime.fsdp import Shards
 from hocket.train.launch import launch
@@ -87,10 +87,46 @@ class Autocast(nn.Module):
             return self.stage(x).float()
 
 
+class Product(torch.autograd.Function):
+    """A Linear without bias, as a library with products of its own would write it."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return functional.linear(x, weight)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        return dy @ weight, put_off(ctx, weight, weight_gradient, x, dy)
+
+
+def weight_gradient(x, dy):
+    return dy.flatten(0, -2).T @ x.flatten(0, -2)
+
+
+class Own(nn.Module):
+    def __init__(self, linear):
+        super().__init__()
+        self.weight = linear.weight
+
+    def forward(self, x):
+        return Product.apply(x, self.weight)
+
+
+def functions(stage, mesh):
+    for block in stage:
+        for name in "qkvoab":
+            setattr(block, name, Own(getattr(block, name)))
+    return stage
+
+
 COMPOSITIONS = {
     "nothing": lambda stage, mesh: stage,
     "checkpoint": lambda stage, mesh: Checkpointed(stage),
     "autocast": lambda stage, mesh: Autocast(stage),
+    "put_off": functions,
+    "torch.compile": lambda stage, mesh: torch.compile(stage, backend=split_backend),
     "tensor parallel": tensor_parallel,
     "fully_shard": fsdp,
 }
@@ -125,7 +161,7 @@ def measured(name, rounds):
     torch.manual_seed(0)
     stage = nn.Sequential(*(Block() for _ in range(LAYERS)))
     whole, halves = (COMPOSITIONS[name](copy.deepcopy(stage), mesh) for _ in "ab")
-    plan = split.plan_of(0, halves)
+    plan = split.plan_of(halves)
     x, dy = (torch.randn(BATCH, TOKENS, WIDTH) for _ in "xy")
     x.requires_grad_()
     for module in (whole, halves):

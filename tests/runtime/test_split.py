@@ -866,7 +866,10 @@ def test_compiled_modules_are_whole_wherever_they_are_met():
     module["own"] = nn.Sequential(nn.Linear(4, 4))
     module["own"].compile(backend="eager")
     plan = split.prepare(module)
-    assert set(plan.whole.values()) == {"it runs under torch.compile"}
+    assert set(plan.whole.values()) == {
+        "it runs under torch.compile, whose products wait for W only with "
+        "backend=hocket.runtime.split_backend"
+    }
     assert plan.deferred == ()
 
 

@@ -133,7 +133,7 @@ class Pipeline:
             schedule.placement.n_stages,
         )  # fmt: skip
         split = orders.split_stages(schedule)
-        self.split_plans = {s: plan_of(s, m) for s, m in self.modules.items() if s in split}
+        self.split_plans = {s: plan_of(m) for s, m in self.modules.items() if s in split}
         self._stages = self._stages_of(schedule, self.split_plans)
         self._keys = None if seed is None else self._keyed(seed, [s["layers"] for s in every])
         self._training = None

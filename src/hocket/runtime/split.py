@@ -45,6 +45,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.weak import WeakTensorKeyDictionary
 
 from hocket.runtime.dtensor import alike, is_dtensor, joined, layout, part
 from hocket.runtime.fsdp import Shards, kind_of
@@ -66,6 +67,7 @@ def prepare(module: nn.Module) -> SplitPlan:
     other than through its module (`F.linear(x, m.weight)`), is whole as well, just not foretold.
     """
     slot = _Slot()
+    averaged = _in_ddp(module)
     deferred: list[str] = []
     whole: dict[str, str] = {}
     calls = []
@@ -76,7 +78,11 @@ def prepare(module: nn.Module) -> SplitPlan:
             reason = f"its weight is left whole: {why}"
         for key, param in child.named_parameters(recurse=False):
             name = f"{prefix}.{key}" if prefix else key
-            why = _why_parameter_whole(param) or reason
+            why = _why_parameter_whole(param)
+            if why is None and param not in averaged:
+                slot.offered.setdefault(param, name)
+                _SLOTS.setdefault(param, set()).add(slot)
+            why = why or reason
             if why is None:
                 deferred.append(name)
                 slot.names.setdefault(param, name)
@@ -89,23 +95,23 @@ def prepare(module: nn.Module) -> SplitPlan:
     return SplitPlan(tuple(deferred), MappingProxyType(whole), slot, tuple(calls))
 
 
-def plan_of(stage: int, module: nn.Module) -> Any:
-    """The split of a stage's backward: its own, of a method `split_plan`, or that of `prepare`.
-
-    Warns where no part of it can be put off.
-    """
+def plan_of(module: nn.Module) -> Any:
+    """The split of a stage's backward: its own, of a method `split_plan`, or that of `prepare`."""
     own = getattr(module, "split_plan", None)
     with Shards(module).whole():
-        plan = prepare(module) if own is None else own()
-    whole = getattr(plan, "whole", None)
-    if whole and not plan.deferred and any(p.requires_grad for p in module.parameters()):
+        return prepare(module) if own is None else own()
+
+
+def warn_if_empty(stage: int, plan: Any, pending: Any) -> None:
+    """Warns where an I put nothing off although there are weights."""
+    whole = {name: why for name, why in getattr(plan, "whole", {}).items() if why != _FROZEN}
+    if whole and not plan.deferred and not len(pending):
         name, why = next(iter(whole.items()))
         warnings.warn(
             f"stage {stage}: no part of its backward can be put off, so I does all of it and W is "
             f"empty; {name}: {why}",
             stacklevel=4,
         )
-    return plan
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -163,6 +169,8 @@ class SplitPlan:
         if self._slot.pending is not None:
             raise RuntimeError("close() inside input_backward(): leave the I first")
         self._slot.closed = True
+        for param in self._slot.offered:
+            _SLOTS[param].discard(self._slot)
         for call in self._calls:
             call.remove()
 
@@ -241,7 +249,7 @@ class PendingWeights:
             )
 
     def _put(self, param: nn.Parameter, rule: Rule, operands: tuple[Tensor, ...]) -> None:
-        self._queue.append(_Product(param, self._slot.names[param], rule, operands))
+        self._queue.append(_Product(param, self._slot.offered[param], rule, operands))
 
     def _ready(self) -> None:
         self._state = _State.READY
@@ -328,6 +336,9 @@ class _Slot:
     def __init__(self) -> None:
         self.pending: PendingWeights | None = None
         self.names: dict[Any, str] = {}
+        """The parameters of caught modules."""
+        self.offered: dict[Any, str] = {}
+        """All whose gradient may be put off, also by functions and compiled graphs."""
         self.closed = False
 
     def check_open(self) -> None:
@@ -338,7 +349,9 @@ class _Slot:
         """Return where `param`'s product goes, or None if it has to be computed at once."""
         at_once = (
             wanted is None
-            or param not in self.names
+            or param not in self.offered
+            # Their hooks would run in I, before W.
+            or (param not in self.names and bool(param._post_accumulate_grad_hooks))
             # A tensor hook may replace the gradient, so autograd has to see it.
             or bool(param._backward_hooks)
             # create_graph: W would be outside the graph.
@@ -346,6 +359,10 @@ class _Slot:
             or torch._C._are_functorch_transforms_active()
         )
         return None if at_once else self.pending
+
+
+_SLOTS: WeakTensorKeyDictionary = WeakTensorKeyDictionary()
+"""Parameter -> the slots of the open plans that offer it."""
 
 
 class _Site(NamedTuple):
@@ -492,10 +509,81 @@ def _now_or_later(ctx: Any, *terms: tuple[Rule, tuple[Tensor, ...]]) -> list[Ten
     return grads
 
 
+def put_off(
+    ctx: Any, parameter: Tensor, compute: Callable[..., Tensor], *operands: Tensor
+) -> Tensor | None:
+    """Return a parameter's gradient in the backward of a Function, or None if it waits for W.
+
+    `compute(*operands)` gives the gradient. Call this in place of it, for a parameter that the
+    Function was applied to, and return the result as that input's gradient. Outside of an I, and
+    wherever waiting would not be exact, it computes at once. Operands must not change in place
+    until W, where `compute` runs without gradient and autocast.
+
+        dx, dw = dy @ weight, put_off(ctx, weight, lambda dy, x: dy.T @ x, dy, x)
+    """
+
+    def run(operands: Sequence[Tensor]) -> list[Tensor]:
+        return [compute(*operands)]
+
+    if put_off_together(ctx, [parameter], run, operands):
+        return None
+    return compute(*operands)
+
+
+def put_off_together(
+    node: Any, owners: Sequence[Any], run: Callable[[Any], list[Tensor]], operands: Sequence[Any]
+) -> bool:
+    """Whether the gradients of parameters that a node leads to wait for W: all, or none.
+
+    run: called in W with the operands, some of which may be numbers; the gradients in order.
+    """
+    leaves = [_leaf(above) for above, _ in node.next_functions if above is not None]
+    ends = {id(leaf.variable): leaf for leaf in leaves if hasattr(leaf, "variable")}
+    queues = set()
+    for param in owners:
+        slots = [slot for slot in _SLOTS.get(param, ()) if slot.pending is not None]
+        if len(slots) != 1 or id(param) not in ends:
+            return False
+        queues.add(slots[0].queue_for(param, _wanted(ends[id(param)])))
+    if len(queues) != 1 or None in queues:
+        return False
+    (pending,) = queues
+    tensors = tuple(t for t in operands if isinstance(t, Tensor))
+    numbers = [None if isinstance(t, Tensor) else t for t in operands]
+    results: list[Tensor] = []
+
+    def rule(grad: Tensor | None, *held: Tensor) -> Tensor:
+        if held:  # The first of them.
+            left = iter(held)
+            results.extend(_apart(run([next(left) if t is None else t for t in numbers]), held))
+        return _added(grad, results.pop(0))
+
+    for number, param in enumerate(owners):
+        pending._put(param, rule, () if number else tensors)
+    return True
+
+
+def _apart(terms: Sequence[Tensor], others: Sequence[Tensor]) -> list[Tensor]:
+    """Return the terms, each in memory of its own, since gradients are added to in place."""
+    taken = {t.untyped_storage()._cdata for t in others}
+    out = []
+    for term in terms:
+        own = term.clone() if term.untyped_storage()._cdata in taken else term
+        taken.add(own.untyped_storage()._cdata)
+        out.append(own)
+    return out
+
+
+def _leaf(node: Any) -> Any:
+    """Return the node above the casts of autocast and the `to_local` of a DTensor."""
+    while node.name() in ("ToCopyBackward0", "_ToTorchTensorBackward"):
+        node = node.next_functions[0][0]
+    return node
+
+
 def _wanted(node: Any) -> bool | None:
     """Tell whether this backward accumulates at `node`; None if it hands the gradient out."""
-    while node.name() in ("ToCopyBackward0", "_ToTorchTensorBackward"):  # Autocast, to_local.
-        node = node.next_functions[0][0]
+    node = _leaf(node)
     try:
         return torch._C._will_engine_execute_node(node)
     except RuntimeError:  # What the engine says of a leaf under torch.autograd.grad.
@@ -606,6 +694,17 @@ def _autocast_off(*devices: str) -> contextlib.AbstractContextManager[Any]:
 
 # ---- the reasons
 
+_FROZEN = "it is frozen (requires_grad is False)"
+
+
+def _in_ddp(module: nn.Module) -> set[nn.Parameter]:
+    """Return the parameters that a DistributedDataParallel inside the module averages."""
+    return {
+        param
+        for child in module.modules() if isinstance(child, DistributedDataParallel)
+        for param in child.parameters()
+    }  # fmt: skip
+
 
 def _under_compile(module: nn.Module) -> set[nn.Module]:
     """Return the modules that run inside `torch.compile`, under whichever name they are met."""
@@ -624,7 +723,8 @@ def _why_module_whole(module: nn.Module, compiled: set[nn.Module]) -> str | None
     kind = kind_of(module)
     override = vars(module).get("forward")
     checks = {
-        "it runs under torch.compile": module in compiled,
+        "it runs under torch.compile, whose products wait for W only with "
+        "backend=hocket.runtime.split_backend": module in compiled,
         f"{kind.__name__} computes it from other tensors": hasattr(module, "parametrizations"),
         _why_type_whole(kind): kind not in _CALLS,
         "another plan already splits it": isinstance(override, _Forward) and override.live,
@@ -655,7 +755,7 @@ def _why_type_whole(kind: type) -> str:
 def _why_parameter_whole(param: Tensor) -> str | None:
     """Return why this parameter's gradient cannot be put off wherever it is used, or None."""
     if not param.requires_grad:
-        return "it is frozen (requires_grad is False)"
+        return _FROZEN
     if type(param) is not nn.Parameter and not is_dtensor(param):
         return f"it is a {type(param).__name__}, not a plain Parameter"
     if param.is_complex():

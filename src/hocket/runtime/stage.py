@@ -20,6 +20,7 @@ from hocket.runtime.fsdp import Shards
 from hocket.runtime.records import HERE, Record
 from hocket.runtime.remade import Remade
 from hocket.runtime.slice_state import Carry, carries
+from hocket.runtime.split import warn_if_empty
 from hocket.runtime.values import arguments, call, flatten, map_tensors, rebuild, tensors_of
 
 Loss = Callable[[Any, Any], Tensor]
@@ -54,6 +55,7 @@ class Stage:
         self.fresh = True  # not every kind of input was seen in a forward with gradients yet
         self.writes = False  # the module writes into its input
         self.reported = False  # an output that needs no gradient
+        self.reported_whole = False  # the first I was seen
         self.inputs: list[Any] = [None] * m
         self.arguments: list[dict[str, Any]] = [{}] * m
         self.keys_given: tuple[str, ...] = ()  # of all stages' arguments
@@ -289,6 +291,9 @@ class Stage:
             around = self.keys(mb) if self.keys is not None else _NOTHING
             with around, self.plan.input_backward() as pending:
                 _backward(roots, gradients)
+            if not self.reported_whole:
+                self.reported_whole = True
+                warn_if_empty(self.index, self.plan, pending)
         self.pending[mb] = (pending,)
         self._finish(mb)
 
