@@ -136,6 +136,8 @@ GROUPS: dict[str, Group] = {
     "nemo_automodel_h100": Group(_named("h100-automodel"), flops="causal", sharding=3, mtp=False),
     "moe_zoo_qwen3": Group(_megatron, flops="causal"),
     "moe_zoo_qwen3_long": Group(_megatron, flops="causal"),
+    "moe_zoo_mixtral": Group(_megatron, flops="causal"),
+    "amd_primus": Group(_named("{gpu}-{precision}primus"), flops="causal"),
     "mcore_moe_report": Group(_megatron, flops="causal"),
     **{
         f"torchtitan_{name}": Group(_named("h100-{precision}torchtitan"), sharding=3, reserved=True)
