@@ -125,6 +125,47 @@ def test_loss_gradients_and_names_are_those_of_the_unsplit_model(kind):
         assert names == model.state_dict().keys()
 
 
+@pytest.mark.parametrize(
+    ("kind", "parts"), [("Llama", [1, 5]), ("Mistral", [3, 3]), ("GPT2", [2, 4])]
+)
+@pytest.mark.filterwarnings("ignore:stage .+ no part of its backward")
+def test_slices_train_like_whole_sequences_and_tokens_follow_as_without_a_cache(kind, parts):
+    model = model_of(kind)
+    tokens, targets, more = batch()
+    beginning = made = tokens[:3, :5]
+    for _ in range(6):
+        with torch.no_grad():
+            scores = model(made, use_cache=False).logits
+        made = torch.cat([made, scores[:, -1:].argmax(-1)], dim=1)
+    want, gradients = whole(model)
+    schedule = build("seq1f1b", p=2, m=4, slices=3)
+
+    def rank(r, g):
+        stage = split_model(copy.deepcopy(model), parts)[r]
+        stage.carries = True
+        pipe = Pipeline(schedule, {r: stage}, loss, group=g.group, timeout=LONG)
+        close(pipe.step(tokens, targets, arguments=more), want, "loss")
+        for name, p in pipe.named_parameters():
+            close(p.grad, gradients[name], name)
+        assert torch.equal(pipe.generate(beginning, 6), made[:, 5:])
+
+    on_ranks(2, rank)
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # of peft
+def test_adapters_train_and_frozen_weights_do_not():
+    peft = pytest.importorskip("peft", reason="pip install peft runs this")
+    config = peft.LoraConfig(r=2, target_modules=["q_proj", "up_proj"], init_lora_weights=False)
+    adapted = peft.get_peft_model(model_of("Qwen2"), config)
+    model = adapted.get_base_model()
+    want, gradients = whole(model)
+    for total, own, _ in trained(adapted, build("zb-v", p=2, m=4), 4):
+        close(total, want, "loss")
+        for name, grad in own.items():
+            assert (grad is not None) == ("lora" in name), name
+            close(grad, gradients[name], name)
+
+
 def one_rank(stages, loss=loss, **options):
     n = len(stages)
     schedule = build("1f1b", p=1, m=2) if n == 1 else build("interleaved", p=1, v=n, m=2)
@@ -244,7 +285,7 @@ def test_every_block_of_the_page_runs(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     env = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29591"}
     blocks = re.findall(r"^```(python|sh)\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
-    assert [kind for kind, _ in blocks] == ["python", "sh", "sh", "python", "python"]
+    assert [kind for kind, _ in blocks] == ["python", "sh", "python", "sh", "python", "python"]
     for kind, text in blocks:
         if kind == "sh":
             for line in text.splitlines():
@@ -259,4 +300,5 @@ def test_every_block_of_the_page_runs(tmp_path, monkeypatch, capfd):
     printed = capfd.readouterr().out
     losses = [float(x) for x in re.findall(r"^\d (\d\.\d+)$", printed, re.M)]
     assert len(losses) == 3 and losses[2] < losses[0]
-    assert printed.count("loss") == 9
+    first, _, trained = re.findall(r"^step 1/3  loss (\S+)", printed, re.M)
+    assert float(trained) < float(first) - 0.2

@@ -28,6 +28,7 @@ def build(
     seq: int = 128,
     dtype: torch.dtype = torch.float32,
     seed: int = 0,
+    slices: int = 1,
 ) -> nn.Module:
     """Stage `stage` of `n_stages` of the model in the folder `hf`.
 
@@ -38,11 +39,13 @@ def build(
     Raises: UsageError for a model that cannot be split so.
     """
     n = read_config(hf).num_hidden_layers + 2
+    sizes: int | list[int] = n_stages
     if parts:
         sizes = [last - first for first, last in given(parts, n, n_stages)]
-        return load_stage(hf, stage, sizes, dtype=dtype, seed=seed)
     loads = _measured(costs, n) if costs else _counted(hf, seq)
-    return load_stage(hf, stage, n_stages, loads=loads, dtype=dtype, seed=seed)
+    made = load_stage(hf, stage, sizes, loads=loads, dtype=dtype, seed=seed)
+    made.carries = slices > 1 or None
+    return made
 
 
 def _measured(path: str, n: int) -> list[float]:

@@ -63,8 +63,11 @@ class CausalStage(nn.Module):
     The first stage takes tokens `[sequence, position]`, the others what the one before returns,
     `[sequence, position, hidden]`; the last returns scores `[sequence, position, token]`.
     attention_mask, position_ids: as the model takes them, the same for every stage. parts: the
-    numbers of its parts among all.
+    numbers of its parts among all. With `carries = True` it takes slices of sequences, and carries
+    keys and values from one to the next.
     """
+
+    carries: bool | None = None
 
     def __init__(self, part: Any, names: Names, parts: range, n: int) -> None:
         super().__init__()
@@ -73,16 +76,29 @@ class CausalStage(nn.Module):
         self.tied_parameters: list[list[tuple[int, str]]] = []
         self._checked = False
 
-    def forward(self, x: Tensor, attention_mask: Any = None, position_ids: Any = None) -> Tensor:
-        """Scores of the last stage, vectors of the others."""
+    def forward(
+        self, x: Tensor, attention_mask: Any = None, position_ids: Any = None, carried: Any = None
+    ) -> Any:
+        """Scores of the last stage, vectors of the others; with `carries` a pair, as `carried`."""
+        more = {"attention_mask": attention_mask, "position_ids": position_ids, "use_cache": False}
+        if not self.carries:
+            return self._called(x, more)
+        kept = _Kept(0, None, ()) if carried is None else _Kept(*carried)
+        cache = kept.fill(
+            more, x, self.parts, len(getattr(self.part.base_model, self.names.layers))
+        )
+        return self._called(x, more), kept.after(more, x, cache)
+
+    def _called(self, x: Tensor, more: dict[str, Any]) -> Tensor:
+        """The output, checked where it is the first one with gradients."""
         if self._checked or torch.compiler.is_compiling():
-            return self._call(x, attention_mask, position_ids)
+            return self._call(x, more)
         chain = _Chain(None if self.first else x)
         base = self.part.base_model
         parts = [*getattr(base, self.names.layers), getattr(base, self.names.norm)]
         hooks = [h for part in parts for h in chain.attach(part)]
         try:
-            out = self._call(x, attention_mask, position_ids)
+            out = self._call(x, more)
         finally:
             for hook in hooks:
                 hook.remove()
@@ -91,16 +107,47 @@ class CausalStage(nn.Module):
         self._checked = torch.is_grad_enabled()
         return out
 
-    def _call(self, x: Tensor, attention_mask: Any, position_ids: Any) -> Tensor:
-        more = {"attention_mask": attention_mask, "position_ids": position_ids, "use_cache": False}
-        more["input_ids" if self.first else "inputs_embeds"] = x
+    def _call(self, x: Tensor, more: dict[str, Any]) -> Tensor:
+        inputs = {"input_ids" if self.first else "inputs_embeds": x, **more}
         if self.last:
-            return self.part(**more).logits
-        return self.part.base_model(**more).last_hidden_state
+            return self.part(**inputs).logits
+        return self.part.base_model(**inputs).last_hidden_state
 
     def whole_name(self, name: str) -> str:
         """The name of a weight in the whole model."""
         return name.removeprefix("part.")
+
+
+class _Kept(NamedTuple):
+    """What a stage carries: how many positions were before, their mask, each layer's pair."""
+
+    seen: int
+    mask: Tensor | None
+    pairs: Sequence[tuple[Tensor, Tensor]]
+
+    def fill(self, more: dict[str, Any], x: Tensor, parts: range, n: int) -> list[Any]:
+        """The caches of a stage's layers, put into the model's arguments with all before."""
+        from transformers.cache_utils import DynamicCache, DynamicLayer
+
+        layers = [DynamicLayer() for i in range(n) if i + 1 in parts]
+        for layer, (keys, values) in zip(layers, self.pairs, strict=False):
+            layer.lazy_initialization(keys, values)
+            layer.keys, layer.values = keys, values
+        # The model asks the first layer of all how many positions there were.
+        cache = DynamicCache()
+        cache.layers = [*layers[:1] * max(0, parts.start - 1), *layers]
+        if more["position_ids"] is None:
+            positions = torch.arange(self.seen, self.seen + x.shape[1], device=x.device)
+            more["position_ids"] = positions.unsqueeze(0)
+        if self.mask is not None:
+            more["attention_mask"] = torch.cat([self.mask, more["attention_mask"]], dim=1)
+        more |= {"use_cache": True, "cache": cache}
+        return layers
+
+    def after(self, more: dict[str, Any], x: Tensor, layers: Sequence[Any]) -> tuple[Any, ...]:
+        """What is carried on."""
+        pairs = tuple((layer.keys, layer.values) for layer in layers)
+        return self.seen + x.shape[1], more["attention_mask"], pairs
 
 
 class _Chain:
