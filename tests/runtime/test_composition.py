@@ -324,6 +324,13 @@ def test_arguments_reach_the_stages_that_name_them_and_no_other():
         given = {"arguments": more, "replicated": ["bias"]}
         pipe.verify(x, y, **given)
         close(pipe.eval(x, y, **given), want, "evaluated")
+        bare = pipe.eval(x, y)
+        own = {"scale": scale, "bias": torch.ones(8, 3, dtype=torch.float64)}
+        both = pipe.eval_batches([(x, y), (x, y, own)])
+        assert torch.equal(both[0], bare) and not torch.equal(both[0], both[1])
+        close(both[1], want, "one of several batches")
+        with pytest.raises(RunError, match=r"^arguments: no stage takes 'scal'$"):
+            pipe.eval_batches([(x, y, {"scal": scale})])
         return pipe.step(x, y, **given)
 
     for loss in on_ranks(4, rank):

@@ -281,6 +281,7 @@ def test_folders_that_cannot_be_read_are_refused(tmp_path):
 PAGE = Path(__file__).parents[2] / "docs/huggingface.md"
 
 
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")  # of reading a checkpoint
 def test_every_block_of_the_page_runs(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     env = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29591"}

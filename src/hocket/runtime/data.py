@@ -26,7 +26,8 @@ class Batch(NamedTuple):
     """What a step is given; `weights` is None where each microbatch weighs as its rows do.
 
     replicated: the places (of a tuple) or keys (of a dict) of inputs that are not rows, and keys of
-    arguments. scale: by which the gradients are larger. arguments: what stages get beside inputs.
+    arguments. scale: by which the gradients are larger. arguments: what stages get beside inputs,
+    a list where they are split already.
     """
 
     inputs: Any
@@ -34,7 +35,7 @@ class Batch(NamedTuple):
     weights: Sequence[float] | None = None
     replicated: Collection[Any] = ()
     scale: float = 1.0
-    arguments: Mapping[str, Any] | None = None
+    arguments: Mapping[str, Any] | list[Mapping[str, Any]] | None = None
 
     @property
     def ready(self) -> bool:
@@ -48,19 +49,22 @@ class Batch(NamedTuple):
         return [key for key in self.replicated if key not in (self.arguments or {})]
 
 
-def joined(batches: Sequence[tuple[Any, Any]], m: int, slices: int, device: torch.device) -> Batch:
+def joined(batches: Sequence[Sequence[Any]], m: int, slices: int, device: torch.device) -> Batch:
     """Several batches as the microbatches of one, which weigh as they do in their own."""
     inputs: list[Any] = []
     targets: list[Any] = []
     weights: list[float] = []
-    for x, y in batches:
+    arguments: list[Any] = []
+    for x, y, *more in batches:
+        rest = more[0] if more else None
+        arguments += microbatches(rest, m, "arguments", device, slices) if rest else [{}] * m
         if x is not None:
             inputs += microbatches(x, m, "inputs", device, slices)
         if y is not None:
             values = microbatches(y, m, "targets", device, slices)
             targets += values
             weights += shares(values, None, slices)
-    return Batch(inputs or None, targets or None, weights or None)
+    return Batch(inputs or None, targets or None, weights or None, arguments=arguments)
 
 
 def load(batch: Batch, execution: Execution, device: torch.device) -> None:
@@ -104,9 +108,11 @@ def _put_arguments(
     Raises: RunError where they cannot be split as the inputs are.
     """
     (m,) = {len(stage.inputs) for stage in stages.values()}
-    given, same = batch.arguments or {}, batch.replicated
-    rows = {key: value for key, value in given.items() if key not in same and tensors_of(value)}
     parts: Sequence[Any] = [{}] * m
+    given, same = batch.arguments or {}, batch.replicated
+    if isinstance(given, list):
+        given, parts = {}, given
+    rows = {key: value for key, value in given.items() if key not in same and tensors_of(value)}
     if rows:
         if not isinstance(batch.inputs, list | None):
             own = _sorted_out(batch.inputs, batch.whole_inputs, "inputs")[1]
@@ -115,10 +121,13 @@ def _put_arguments(
         parts = microbatches(rows, m, "arguments", device, slices)
     rest = {key: value for key, value in given.items() if key not in rows}
     rest = map_tensors(rest, lambda t: t.detach().to(device))
+    every = [{**part, **rest} for part in parts]
+    keys = tuple(sorted({key for part in every for key in part}))
     for stage in stages.values():
-        names, stage.keys_given = keywords(stage.module), tuple(sorted(given))
-        taken = [key for key in given if names is None or key in names]
-        stage.arguments = [{key: (part | rest)[key] for key in taken} for part in parts]
+        names, stage.keys_given = keywords(stage.module) if keys else (), keys
+        stage.arguments = [
+            {key: part[key] for key in part if names is None or key in names} for part in every
+        ]
 
 
 def _weights(batch: Batch, m: int, slices: int, rank: int) -> tuple[float, ...]:

@@ -238,14 +238,14 @@ class Pipeline:
         self, inputs: Any, targets: Any, weights: Sequence[float] | None,
         replicated: Collection[Any], arguments: Mapping[str, Any] | None, scale: float = 1.0,
     ) -> Batch:  # fmt: skip
-        """A batch as it is given.
+        self._check_taken(arguments)
+        return Batch(inputs, targets, weights, replicated, scale, arguments)
 
-        Raises: RunError for an argument that no stage takes.
-        """
+    def _check_taken(self, arguments: Mapping[str, Any] | None = None) -> None:
+        """Raises RunError for an argument that no stage takes."""
         for key in arguments or ():
             if all(names is not None and key not in names for names in self._keywords):
                 raise RunError(f"arguments: no stage takes {key!r}")
-        return Batch(inputs, targets, weights, replicated, scale, arguments)
 
     def _call_hooks(self, name: str, *args: Any) -> None:
         for hook in self.hooks:
@@ -294,16 +294,18 @@ class Pipeline:
         loss = None if losses is None else losses.sum()
         return (loss, kept) if outputs else loss
 
-    def eval_batches(
-        self, batches: Sequence[tuple[Any, Any]], *, outputs: bool = False
-    ) -> list[Any]:
+    def eval_batches(self, batches: Sequence[Sequence[Any]], *, outputs: bool = False) -> list[Any]:
         """For each pair of inputs and targets what `eval` returns, without a pause between them.
 
+        A batch may be a triple, with arguments by name. In these, too, all tensors have rows.
         The forwards of a batch begin while those of the one before are still under way, so that
         only the first and the last ranks' waits are left, once for all batches together.
 
-        Raises: RunError where the ranks have other numbers of batches.
+        Raises: RunError where the ranks have other numbers of batches, or for an argument that no
+        stage takes.
         """
+        for batch in batches:
+            self._check_taken(*batch[2:])
         n, m, slices = len(batches), self.schedule.m, self.schedule.placement.slices
         every = self.guard(lambda: self._session.exchange(str(n).encode()), _START)
         if len({*every}) > 1:
