@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 
 # Folders whose tests look at browsers, searches, torch, thousands of drawn orders and files.
-SECONDS = {"page", "planner", "interop", "differential", "fuzz"}
+SECONDS = {"page", "planner", "interop", "differential", "fuzz", "megatron"}
 # Seconds of processor time, so that a busy machine fails no test; `timeout` in pyproject.toml is
 # a limit on real time, wide enough for any load, that ends what hangs.
 LIMIT = 120
@@ -29,12 +29,12 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WITHOUT_TORCH = find_spec("torch") is None
-collect_ignore = ["runtime", "soak"] if WITHOUT_TORCH else []
+collect_ignore = ["runtime", "soak", "megatron"] if WITHOUT_TORCH else []
 
 
 def pytest_report_header():
     return (
-        "torch is not installed: tests/runtime and tests/soak are left out"
+        "torch is not installed: tests/runtime, tests/soak and tests/megatron are left out"
         if WITHOUT_TORCH
         else None
     )
