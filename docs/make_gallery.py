@@ -7,9 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from hocket.costs import Costs
+import numpy as np
+
+from hocket.costs import Bytes, Costs
 from hocket.errors import UsageError
-from hocket.ir import Schedule
+from hocket.ir import Kind, Schedule, kinds_of
 from hocket.render.grid import grid
 from hocket.schedules import Entry, build, entries
 from hocket.simulator import simulate
@@ -27,6 +29,11 @@ fullest rank, in microbatches of 1/p of the model. A formula is shown with the r
 equals the simulated value; outside it `hocket compare` says "does not apply".
 """
 SAME_MEMORY = (("1f1b", 1), ("v-half", 2))
+OFFLOADED = [  # p, m, v, group, chunks, ratio
+    (2, 4, 2, 2, 1, 60), (4, 8, 2, 2, 1, 50), (4, 8, 2, 4, 1, 50), (4, 8, 2, 4, 1, 100),
+    (4, 12, 3, 4, 2, 80), (4, 8, 4, 4, 2, 100), (4, 16, 4, 4, 3, 60), (8, 16, 2, 8, 1, 100),
+    (8, 16, 2, 4, 1, 100),
+]  # fmt: skip
 PICTURES = {"chimera": {"concat": "doubling"}}  # options shown beside the default, at p=4 m=8
 OTHER_NAMES = """
 ## Under another name
@@ -41,10 +48,33 @@ OTHER_NAMES = """
 | ZB-1p, ZB-2p | `zb-auto` with `limit=p` and `limit=2p` |
 | V-ZB, V-Half, V-Min, their adaptive form, 1F1B-V | `zb-v`, `v-half`, `v-min`, `v-auto`, `v-1f1b` |
 | DualPipe cut in half | `dualpipev` |
-| PipeOffload's group-interleaved schedule (GIS) | `group-interleaved` |
+| PipeOffload's group-interleaved schedule (GIS) | `group-interleaved`, option `recompute` |
+| PO-H, PO-F | `pipeoffload` with a `ratio` of 100 to 200, and below 100 |
+| Primus' offload of V schedules | `hocket.lower.offload` for the stages 0 to p - 1 |
 | Chimera's direct concatenation, forward doubling, backward halving | `chimera`, option `concat` |
 | Seq1F1B-I | `seq1f1b-interleaved` |
 | naive model parallelism, the whole batch at once | `gpipe` with `m=1` |
+"""
+OFFLOAD = """
+## Activations in host memory
+
+`pipeoffload` against the `group-interleaved` that it starts from, at F = I = W = 1 per stage and
+with copies of the time that `ratio` allows them. Peaks are activations of one stage and one
+microbatch, from F to W less the time between D and A, of the ranks in order:
+
+```text
+{offload}
+```
+
+Where half or three quarters of the activations leave, the peak falls to the share that stays, or
+below: what lives longest leaves first. The orders are those of the authors' code for every size
+that could be compared, action by action. Their compute stream also waits for the end of some
+copies out, which takes 3.6% there (p=4 m=16 v=4 in the table); here no computation waits for a D
+but the one behind its A. A rank that holds fewer activations here than in their count got its
+memory back a little sooner. They refuse what does not fit their timetable, and here it stays on
+the device. Primus has a simpler rule for V schedules, which `hocket.lower.offload` follows: the
+peaks of `zb-v` at p=4 m=8 fall from 8 on each rank to 2, 4, 6 and 7. Where a forward precedes the
+backward, Primus reloads between the two and waits for that.
 """
 OUTSIDE = """
 ## Not here, and why
@@ -69,14 +99,15 @@ exactly as much as BPipe, moves nothing, and is faster; F = I = W = 1:
 ```
 
 `hocket compare -p 8 -m 32 1f1b v-half v-auto:limit=10` makes such a row; `v-auto` has an order for
-any limit. PipeOffload and OptPipe also move activations, to the host. An order can say so with
-`D` and `U` ([format.md](format.md)), which are checked, timed and drawn; no generator places them
-yet, and the runtime does not run them.
+any limit. D and U move activations to the host of the same rank ([format.md](format.md)); an
+eviction would also take memory on another rank, which no action does here.
 
 **Recomputation that is planned.** AdaPipe and Mario search for what each stage recomputes and
-when. Merak's orders are here (`merak`), `hocket.lower.recompute` puts an `R` into any order, and
-`hocket plan` chooses recomputation stage by stage as part of the backward
-([planning.md](planning.md)). It does not yet search for the place of an `R` of its own.
+when, and publish no orders. Merak's orders are here (`merak`) and reach the proven optima with R
+anywhere between F and B, for all sizes that were solved (p = 2 to 4, m = 4 to 8).
+`hocket.lower.recompute` puts an `R` into any order, and `hocket plan` chooses recomputation stage
+by stage as part of the backward ([planning.md](planning.md)). It does not search for the place of
+an `R` of its own.
 
 **Weights that move.** WeiPipe, TawPipe and RoundPipe send weights from rank to rank or from the
 host, to where the activations are. A placement in hocket keeps a stage on its ranks for the step.
@@ -120,7 +151,8 @@ def main() -> None:
 def page() -> str:
     """The whole page."""
     sections = "".join(section(entry) for entry in entries())
-    return HEAD + sections + OTHER_NAMES + OUTSIDE.format(bpipe=balanced())
+    after = OFFLOAD.format(offload=offloaded()) + OUTSIDE.format(bpipe=balanced())
+    return HEAD + sections + OTHER_NAMES + after
 
 
 def section(entry: Entry) -> str:
@@ -174,6 +206,29 @@ def balanced() -> str:
     heads = ["p", "m", "1f1b: in flight", "makespan", "BPipe: in flight", "moved by rank 0",
              "v-half: in flight", "makespan"]  # fmt: skip
     return table(rows, heads)
+
+
+def offloaded() -> str:
+    """Peaks and makespans without and with copies to the host, `[row]`."""
+    rows = []
+    for p, m, v, group, chunks, ratio in OFFLOADED:
+        sizes = {"p": p, "m": m, "v": v, "group": group}
+        copy = ratio * 3 / 200
+        costs = Costs(D=copy, U=copy, bytes=Bytes(activation=1, held=1))
+        plain = simulate(build("group-interleaved", **sizes), costs)
+        moved = simulate(build("pipeoffload", **sizes, chunks=chunks, ratio=ratio), costs)
+        leave = np.count_nonzero(kinds_of(moved.schedule.codes) == Kind.D)
+        rows.append({
+            **sizes, "chunks": chunks, "ratio": ratio, "leave": f"{leave / (p * v * m):.0%}",
+            "peaks": fullest(plain), "offloaded": fullest(moved),
+            "makespan": plain.makespan, "with copies": f"{float(moved.makespan):g}",
+        })  # fmt: skip
+    return table(rows, list(rows[0]))
+
+
+def fullest(timeline: Timeline) -> str:
+    """The peak of each rank in bytes."""
+    return " ".join(f"{rank.peak_bytes:g}" for rank in timeline.ranks)
 
 
 def peak(timeline: Timeline) -> int:

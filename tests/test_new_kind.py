@@ -10,7 +10,7 @@ import hocket
 
 SRC = Path(hocket.__file__).parent
 
-MEMBER = "    X = 11  # examination\n"
+MEMBER = "    X = 12  # examination\n"
 ROW = """    Kind.X: Row(
         name="examination",
         needs=(Need(((Kind.F, 0),), "its own forward"),),
@@ -73,7 +73,7 @@ assert "X0" in grid and "X examination" in grid, grid
 assert "#111111" in output("show", str(file), "--format", "svg")
 from hocket.page.document import page_data
 kinds = page_data(t)["kinds"]
-assert kinds[11]["letter"] == "X" and not kinds[11]["message"] and kinds[4]["message"]
+assert kinds[12]["letter"] == "X" and not kinds[12]["message"] and kinds[4]["message"]
 output("simulate", str(file), "--trace", str(folder / "t.json"))
 names = {event["name"] for event in json.loads((folder / "t.json").read_text())["traceEvents"]}
 assert any(name.startswith("Examine 0") for name in names), names
@@ -97,8 +97,8 @@ def test_a_new_kind_needs_one_row_and_no_other_edit(tmp_path):
     copy = tmp_path / "src" / "hocket"
     shutil.copytree(SRC, copy, ignore=shutil.ignore_patterns("__pycache__"))
     text = (copy / "deps.py").read_text()
-    last_member = "    U = 10  # reload: host to device\n"
-    last_row = '        look=Look((_TAN, _TAN), "Reload", "U#1"),\n    ),\n}\n'
+    last_member = "    A = 11  # allocation of the room for a reload, which may start then\n"
+    last_row = '        look=Look((_TAN, _TAN), "Allocation", "A#1"),\n    ),\n}\n'
     assert text.count(last_member) == text.count(last_row) == 1
     text = text.replace(last_member, last_member + MEMBER)
     text = text.replace(last_row, last_row.removesuffix("}\n") + ROW + "}\n")

@@ -44,7 +44,7 @@ def test_two_paths_keep_their_microbatches():
         (GOOD.replace("name x", "name x y"), "a.sched:2: expected one word after 'name', found 2"),
         (GOOD.replace("path 0: 0 1\n", ""), "a.sched:4: there is no line 'path 0: ...'"),
         (GOOD.replace("0F0 0B0", "0F0 0X0"),
-         "a.sched:4: expected an action such as 2F0 (stage, one of F B I W R D U SEND_F RECV_F "
+         "a.sched:4: expected an action such as 2F0 (stage, one of F B I W R D U A SEND_F RECV_F "
          "SEND_B RECV_B, microbatch), found '0X0'"),
         (GOOD + "0: 0F1\n", "a.sched:6: queue 0 stands twice; the first is on line 4"),
         (GOOD + "hello\n",

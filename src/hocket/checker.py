@@ -331,9 +331,10 @@ def _absences(
                 for user, sooner in users]  # fmt: skip
         text = "is of no use: no action needs it"
         yield there[kind] & ~np.logical_or.reduce(used), kind.name, text, Code.UNUSED
-        for (source, _), *_ in (need.sources for need in NEEDS[kind]):
-            text = f"is missing, but {{stage}}{kind.name}{{mb}} needs it"
-            yield there[kind] & ~there[source], source.name, text, Code.MISSING
+        text = f"is missing, but {{stage}}{kind.name}{{mb}} needs it"
+        for sources in ([source for source, _ in need.sources] for need in NEEDS[kind]):
+            met = np.logical_or.reduce([there[source] for source in sources])
+            yield there[kind] & ~met, sources[-1].name, text, Code.MISSING
     always = [kind for kind in FULL if kind in SPLIT]
     (full,), parts = ([k for k in way if k not in always] for way in (FULL, SPLIT))
     begun = np.logical_and.reduce([there[kind] for kind in always])

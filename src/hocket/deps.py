@@ -24,7 +24,8 @@ The kinds of one stage and one microbatch; an arrow points from an action to one
     W  <- I
     R  <- F
     D  <- F
-    U  <- D
+    U  <- A or D
+    A  <- D
 
 What reads rule 1. Three engines say when the slots of a given order start:
 1. `engine.longest_path` follows the graph of any order. Its loop exists once more in
@@ -67,6 +68,7 @@ class Kind(IntEnum):
     R = 8  # recomputation
     D = 9  # offload: device to host
     U = 10  # reload: host to device
+    A = 11  # allocation of the room for a reload, which may start then
 
     @property
     def is_communication(self) -> bool:
@@ -141,8 +143,8 @@ class Row(NamedTuple):
 
     name: in words. needs: what it waits for. work: False for messages. forward, backward: it
     makes a stage's output, or the gradient of its input. any_queue: it may stand on any queue of
-    its rank, not only on the one of its stage. cost: the field of `Costs` that holds its
-    time, None for messages. effect: on memory. message: what carries its result.
+    its rank, not only on the one of its stage. cost: the field of `Costs` that holds its time, None
+    for messages and for what takes none. effect: on memory. message: what carries its result.
     """
 
     name: str
@@ -290,10 +292,16 @@ ROWS: dict[Kind, Row] = {
     Kind.U: Row(
         name="reload",
         any_queue=True,
-        needs=(Need(((Kind.D, 0),), "its own offload"),),
+        needs=(Need(((Kind.A, 0), (Kind.D, 0)), "its own offload"),),
         cost="U",
         effect=Effect(takes={"activation": 1}, frees={}),
         look=Look((_TAN, _TAN), "Reload", "U#1"),
+    ),
+    Kind.A: Row(
+        name="allocation",
+        needs=(Need(((Kind.D, 0),), "its own offload"),),
+        effect=Effect(takes={"activation": 1}, frees={}),
+        look=Look((_TAN, _TAN), "Allocation", "A#1"),
     ),
 }
 
@@ -310,7 +318,8 @@ EVALUATION: dict[Kind, Effect] = {
 }
 
 # Where the order has such a kind for a stage and microbatch, the effects there that differ. With R,
-# F keeps only the stage's input, and the backward needs what R made again.
+# F keeps only the stage's input, and the backward needs what R made again. With A, the reload finds
+# its memory taken.
 ALTERED: dict[Kind, dict[Kind, Effect]] = {
     Kind.R: {
         Kind.F: Effect(
@@ -318,6 +327,7 @@ ALTERED: dict[Kind, dict[Kind, Effect]] = {
         ),
         Kind.R: Effect(takes={"activation": 1, "input": -1}, frees={}),
     },
+    Kind.A: {Kind.U: Effect(takes={}, frees={})},
 }
 
 # The send, of the same stage and microbatch, that tells how large a received message is: a

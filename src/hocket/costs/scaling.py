@@ -112,7 +112,7 @@ def read_times(found: Mapping[Kind, Sequence[Number | None]]) -> dict[str, Any]:
     full = filled(found[Kind.B], [(x or 0) + (y or 0) for x, y in zip(i, w, strict=True)])
     half = [quotient(x, 2) for x in full]
     f = filled(found[Kind.F], [0] * len(full))
-    more = {str(ROWS[kind].cost): row for kind, row in found.items() if kind in USERS}
+    more = {cost: found[kind] for kind in USERS if (cost := ROWS[kind].cost)}
     return {
         **{name: filled(row, f) for name, row in more.items() if any(x is not None for x in row)},
         "F": f, "I": filled(i, half), "W": filled(w, half), "B": full,

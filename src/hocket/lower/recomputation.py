@@ -19,19 +19,27 @@ def recompute(
 
     Raises: ScheduleError for a stage that does not exist.
     """
-    every = range(schedule.placement.n_stages)
-    chosen = every if stages is None else stages
-    for stage in chosen:
-        if stage not in every:
-            raise ScheduleError(
-                f"{schedule.name} has no stage {stage}; its stages are 0 to {len(every) - 1}"
-            )
+    chosen = known_stages(schedule, stages)
     there = {a for line in schedule.order.values() for slot in line for a in slot}
     order = {
         queue: [new for slot in line for new in _with_r(slot, chosen, there, ahead=ahead)]
         for queue, line in schedule.order.items()
     }
     return Schedule.from_order(schedule.name, schedule.placement, order)
+
+
+def known_stages(schedule: Schedule, stages: Collection[int] | None) -> Collection[int]:
+    """These stages, or where left out all of the schedule.
+
+    Raises: ScheduleError for a stage that does not exist.
+    """
+    every = range(schedule.placement.n_stages)
+    for stage in every if stages is None else stages:
+        if stage not in every:
+            raise ScheduleError(
+                f"{schedule.name} has no stage {stage}; its stages are 0 to {len(every) - 1}"
+            )
+    return every if stages is None else stages
 
 
 def _with_r(

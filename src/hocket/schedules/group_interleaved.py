@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+from math import gcd
+
 import numpy as np
 
 from hocket.ir import Array, Kind, Schedule, encode, looped
+from hocket.lower.recomputation import recompute as with_r
 from hocket.pattern import Pattern, lay
 from hocket.schedules.registry import register
+
+RULES = (("a group of 1 to p", lambda p, group: group is None or 1 <= group <= p),)
 
 
 @register(
     "group-interleaved",
     source="Wan et al., PipeOffload, arXiv 2503.01328, section 4 (GIS)",
-    rules=(
-        (
-            "a group of at least ceil(p/2) and at most p",
-            lambda p, group: group is None or (p + 1) // 2 <= group <= p,
-        ),
-    ),
+    rules=(*RULES, ("recompute of 0 to v", lambda v, recompute: 0 <= recompute <= v)),
     use="Interleaving under a tight memory limit, with split backwards.",
 )
-def group_interleaved(p: int, m: int, *, v: int = 2, group: int | None = None) -> Schedule:
+def group_interleaved(
+    p: int, m: int, *, v: int = 2, group: int | None = None, recompute: int = 0
+) -> Schedule:
     """Interleaved with split backwards and only as much warm-up as its dependencies need.
 
     A rank runs a group of microbatches through one stage, then through the next; from the first
     I on it takes one F, one I and its W in turn. A group of ceil(p/2), taken when left out,
-    holds half of what interleaved does; a group of p is a little faster.
+    holds half of what interleaved does; a group of p is a little faster. Smaller groups wait as
+    long as one of ceil(p/2) would. recompute: of each rank, how many of the first stages keep only
+    their input, and run R ahead of I.
 
     >>> from hocket import build, dumps
     >>> print(dumps(build("group-interleaved", p=4, m=2, v=2)), end="")
@@ -39,18 +43,22 @@ def group_interleaved(p: int, m: int, *, v: int = 2, group: int | None = None) -
     """
     size = (p + 1) // 2 if group is None else group
     line = _by_place(np.arange(p)[:, None], p, m, v, size)
-    return Schedule.from_lines("group-interleaved", looped(p, m, v), line)
+    schedule = Schedule.from_lines("group-interleaved", looped(p, m, v), line)
+    return with_r(schedule, range(recompute * p), ahead=True) if recompute else schedule
 
 
 def _by_place(r: Array, p: int, m: int, v: int, size: int) -> Pattern:
     """All actions of ranks `[rank, 1]` by their place in the repeated block of 3 size v places.
 
     Forwards of a turn take every third place; the first backward starts when the last stage's
-    gradient has come back over 2 places a rank.
+    gradient has come back over 2 places per rank. A turn starts `wait` groups after the one before;
+    where it would meet the places of an earlier turn, one more.
     """
     turn, mb = (x.ravel() for x in np.meshgrid(np.arange(v), np.arange(m), indexing="ij"))
-    place = 3 * size * turn + 3 * (mb % size) + 3 * size * v * (mb // size) + r
-    back = place + 3 * size * (v - 1) + 3 * (p - 1 - r) + 1
+    wait = -((p + 1) // 2 // -size)
+    begin = 3 * size * (wait * turn + turn * gcd(v, wait) // v)
+    place = begin + 3 * (mb % size) + 3 * size * v * (mb // size) + r
+    back = place + begin[-1] + 3 * (p - 1 - r) + 1
     last = (v - 1 - turn) * p + r
     codes = [
         encode(int(Kind.F), turn * p + r, mb),
