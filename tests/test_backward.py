@@ -22,7 +22,7 @@ def test_every_schedule_can_be_split_and_made_whole(name):
     s = build(name, p=p, m=m)
     for other, kinds in ((split_backward(s), "FIW"), (whole_backward(s), "FB")):
         assert check(other).ok
-        assert {k.name for k in other.kinds} - {"R"} == set(kinds)
+        assert {k.name for k in other.kinds} - set("RDUA") == set(kinds)
         assert other.placement == s.placement
     if not s.has_split_backward and s.is_single:
         costs = Costs(F=3, I=4, W=2)

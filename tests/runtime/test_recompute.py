@@ -12,12 +12,11 @@ import torch
 from runtime_ranks import Block, assert_like_whole, batch
 from torch import Tensor, nn
 
-from hocket.errors import RunError, ScheduleError
+from hocket.errors import RunError
 from hocket.ir import Schedule
 from hocket.lower import recompute
 from hocket.runtime.stage import Stage
 from hocket.schedules import build
-from hocket.text import loads
 
 pytestmark = pytest.mark.runtime
 
@@ -138,14 +137,6 @@ def test_between_forward_and_recomputation_the_activations_are_gone() -> None:
     assert held() - before < one / 2
     stage.recompute(0)
     assert held() - before > 2 * one
-
-
-def test_offload_is_refused_before_anything_runs() -> None:
-    from hocket.runtime.orders import lower
-
-    text = "# hocket 1\nname d\npath 0: 0\n0: 0F0 0B0\n0/host: 0D0 0U0\n"
-    with pytest.raises(ScheduleError, match="the runtime does not run D and U"):
-        lower(loads(text))
 
 
 def test_a_schedule_without_r_stays_as_it_is() -> None:

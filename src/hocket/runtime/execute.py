@@ -32,6 +32,8 @@ class Parts:
     training: bool
     remade: frozenset[tuple[int, int]] = frozenset()
     """The stages and microbatches whose activations an R makes again."""
+    moved: frozenset[tuple[int, int]] = frozenset()
+    """Those whose activations a D moves to the host."""
 
     def boundary(self, action: Action) -> Downstream | Upstream:
         """The boundary of the action's stage that a message crosses."""
@@ -52,6 +54,8 @@ def _forward(parts: Parts, stage: int, mb: int) -> Call:
         forward = s.forward_loss if mb in parts.last[stage] else s.forward
         if (stage, mb) in parts.remade:
             return lambda mb: s.forward_dropped(mb, forward)
+        if (stage, mb) in parts.moved:
+            return lambda mb: s.forward_moved(mb, forward)
         return forward
     return s.evaluate_loss if mb in parts.last[stage] else s.evaluate
 
@@ -63,6 +67,9 @@ TABLE: dict[Kind, Bind] = {
     Kind.I: lambda parts, stage, mb: parts.stages[stage].input_backward,
     Kind.W: lambda parts, stage, mb: parts.stages[stage].weight_backward,
     Kind.R: lambda parts, stage, mb: parts.stages[stage].recompute,
+    Kind.D: lambda parts, stage, mb: parts.stages[stage].offload,
+    Kind.U: lambda parts, stage, mb: parts.stages[stage].reload,
+    Kind.A: lambda parts, stage, mb: parts.stages[stage].allocate,
 }
 """What a kind of work calls, given its stage and microbatch. A new kind is one entry."""
 

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import torch
 
 from hocket.checker import check
-from hocket.deps import COPIES, MESSAGE
-from hocket.errors import ScheduleError
+from hocket.deps import MESSAGE
 from hocket.ir import Kind, Schedule, kinds_of, mbs_of, stages_of
 from hocket.lower import insert_communication
 from hocket.lower.evaluation import forward_only
@@ -46,12 +45,6 @@ def lower(schedule: Schedule, *, tagged: bool = True) -> Schedule:
     """
     if not schedule.has_communication:
         check(schedule).raise_if_bad()
-        copies = " and ".join(kind.name for kind in COPIES if kind in schedule.kinds)
-        if copies:
-            raise ScheduleError(
-                f"{schedule.name}: the runtime does not run {copies} (offload and reload) yet; "
-                "leave them out, or use R"
-            )
         move = place_receives if tagged else defer_receives
         schedule = move(insert_communication(forwards_first(schedule)))
     check(schedule, "tagged" if tagged else "rendezvous").raise_if_bad()
@@ -100,12 +93,17 @@ def bind(
         offset = MESSAGE[Kind.F].offset
         down = {s: Downstream(wire, s, n, m, _peers(lowered, s + offset)) for s in stages}
         up = {s: Upstream(wire, s - offset, n, m, _peers(lowered, s - offset)) for s in stages}
-    again = lowered.codes[kinds_of(lowered.codes) == Kind.R]
-    remade = frozenset(zip(stages_of(again).tolist(), mbs_of(again).tolist(), strict=True))
-    parts = Parts(stages, down, up, first, last, training, remade)
+    remade, moved = _pairs(lowered, Kind.R), _pairs(lowered, Kind.D)
+    parts = Parts(stages, down, up, first, last, training, remade, moved)
     if device.type == "cuda":
         execute = ON_DEVICE.get(execute, execute)
     return execute(programs(lowered, [rank])[0], parts, wire)
+
+
+def _pairs(schedule: Schedule, kind: Kind) -> frozenset[tuple[int, int]]:
+    """The stages and microbatches that have such an action."""
+    codes = schedule.codes[kinds_of(schedule.codes) == kind]
+    return frozenset(zip(stages_of(codes).tolist(), mbs_of(codes).tolist(), strict=True))
 
 
 def _peers(schedule: Schedule, stage: int) -> dict[int, int]:

@@ -17,6 +17,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from hocket.errors import RunError
 from hocket.runtime.fsdp import Shards
+from hocket.runtime.moved import Moved
 from hocket.runtime.records import HERE, Record
 from hocket.runtime.remade import Remade
 from hocket.runtime.slice_state import Carry, carries
@@ -75,6 +76,7 @@ class Stage:
         self.records: list[list[Record]] = [[] for _ in range(m)]
         self.more: list[Any] = [None] * m
         self.remade: list[Remade | None] = [None] * m
+        self.moved: list[Moved | None] = [None] * m
         self.outputs: list[Any] | None = None
 
     # --- forward ----------------------------------------------------------------------------
@@ -152,6 +154,35 @@ class Stage:
         remade.make(run, self.module.buffers())
         self.records[mb] = taken
 
+    def forward_moved(self, mb: int, forward: Callable[[int], None]) -> None:
+        """F, by one of the above, whose activations D can move."""
+        held = [self.inputs[mb], self.targets[mb], self._own()]
+        if self.carry is not None:
+            held.append(self.carry.carried(mb))
+        self.moved[mb] = moved = Moved(f"{self.index}F{mb}", tensors_of(held))
+        with moved.keeping():
+            forward(mb)
+
+    def _own(self) -> list[Tensor]:
+        """Parameters and buffers, also of a loss that has some."""
+        modules = [x for x in (self.module, self.loss) if isinstance(x, nn.Module)]
+        return [t for x in modules for t in (*x.parameters(), *x.buffers())]
+
+    def offload(self, mb: int) -> None:
+        """D: moves to the host what F saved."""
+        moved = self.moved[mb]
+        assert moved is not None, f"no forward of {self.index}D{mb}"
+        moved.out()
+
+    def reload(self, mb: int) -> None:
+        """U: brings back what D moved."""
+        moved, self.moved[mb] = self.moved[mb], None
+        assert moved is not None, f"no offload of {self.index}U{mb}"
+        moved.back()
+
+    def allocate(self, mb: int) -> None:
+        """A: lets U start, which takes the memory itself."""
+
     def evaluate(self, mb: int) -> None:
         """F of an evaluation: nothing is kept for a backward."""
         self.results[mb] = (self._run(mb),)
@@ -220,6 +251,8 @@ class Stage:
         self.writes = True
         if (remade := self.remade[mb]) is not None:
             remade.places.clear()
+        if (moved := self.moved[mb]) is not None:
+            moved.clear()
         return self._forward(value, mb)
 
     def _report_if_cut_off(self, mb: int) -> None:
@@ -362,7 +395,7 @@ class Stage:
         """What is still held, for the check after a step; empty when all is clean."""
         names = (
             "inputs", "leaves", "roots", "gradients", "more", "results", "returns", "pending",
-            "remade",
+            "remade", "moved",
         )  # fmt: skip
         held = {name: getattr(self, name) for name in names}
         if self.carry is not None:
