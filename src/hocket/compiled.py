@@ -134,13 +134,19 @@ def _compile(numba: Any, loop: Any, known: dict[Function, Function]) -> Function
         return _jit(numba, FunctionType(loop.__code__, names, loop.__name__))
 
 
+# Of a function that only compiled ones call: what would let Python and C call it takes as long to
+# compile as the function.
+_INNER = {"no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+
+
 def compile_others(
-    functions: Sequence[Any], names: dict[str, Any], modules: Sequence[str], **options: Any
-) -> dict[str, Function] | None:
+    functions: Sequence[Any], names: dict[str, Any], modules: Sequence[str],
+    entries: Sequence[str], **options: Any,
+) -> dict[str, Function] | None:  # fmt: skip
     """Functions of other modules by name, compiled when first called; None without numba.
 
-    names: what they use beside each other; modules: whose sources their code depends on; options:
-    of numba.
+    names: what they use beside each other; modules: whose sources their code depends on; entries:
+    those that Python calls; options: of numba.
     """
     numba = _chooser.numba()
     if numba is None:
@@ -148,7 +154,8 @@ def compile_others(
     with _cache_folder(numba, modules):
         for function in functions:
             copy = FunctionType(function.__code__, names, function.__name__)
-            names[function.__name__] = _jit(numba, copy, **options)
+            inner = {} if function.__name__ in entries else _INNER
+            names[function.__name__] = _jit(numba, copy, **options, **inner)
     return names
 
 

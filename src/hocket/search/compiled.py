@@ -12,6 +12,7 @@ from hocket.compiled import compile_others
 from hocket.search import annealing, kernel
 
 _MODULES = (kernel, annealing)
+_ENTRIES = ("prepare", "warm", "chance", "anneal")  # called from Python
 
 
 @cache
@@ -21,8 +22,9 @@ def kernels() -> Any:
     functions = [_chooser() if name == "propose" else f for name, f in plain.items()]
     names = [__name__, *(m.__name__ for m in _MODULES)]
     made = compile_others(
-        functions, {"__name__": annealing.__name__, "np": np}, names, _nrt=False, forceinline=True
-    )
+        functions, {"__name__": annealing.__name__, "np": np}, names, _ENTRIES,
+        _nrt=False, forceinline=True,
+    )  # fmt: skip
     return SimpleNamespace(**{k: (made or plain)[k] for k in plain}, compiled=made is not None)
 
 
