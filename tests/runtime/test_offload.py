@@ -114,7 +114,9 @@ def test_the_file_has_no_name_and_is_gone_after_a_failure(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "none"))
     stage = _stage(Layers())
     stage.forward_moved(0, stage.forward_loss)
-    with pytest.raises(RunError, match="0F0: its activations cannot be written to .*none .No such"):
+    with pytest.raises(
+        RunError, match=r"0F0: its activations cannot be written to .*none .No such"
+    ):
         stage.offload(0)
 
 
@@ -139,11 +141,11 @@ def test_what_is_written_after_it_was_saved_is_refused() -> None:
 @pytest.mark.parametrize(
     ("function", "what"),
     [
-        (lambda h: torch.sparse.mm(h.to_sparse(), h.t()) @ h, r"Tensor \(torch.sparse_coo\) on cpu"),
-        (lambda h: (h * torch.conj(h * 1j)).real, r"Tensor \(torch.strided\) on cpu"),
+        (lambda h: torch.sparse.mm(h.to_sparse(), h.t()) @ h, r"Tensor \(torch.sparse_coo\) on"),
+        (lambda h: (h * torch.conj(h * 1j)).real, r"Tensor \(torch.strided\) on"),
     ],
 )
 def test_what_cannot_move_is_refused(function: Callable[[Tensor], Tensor], what: str) -> None:
     stage = _stage(Function(function))
-    with pytest.raises(RunError, match=f"0F0 saves a {what} for its backward, and D moves plain"):
+    with pytest.raises(RunError, match=f"0F0 saves a {what} cpu for its backward, and D moves"):
         stage.forward_moved(0, stage.forward_loss)

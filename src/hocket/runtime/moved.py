@@ -121,7 +121,7 @@ class Moved:
     def _write(self, away: _Away) -> None:
         try:
             if self._file is None:
-                self._file = tempfile.TemporaryFile()
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115 (open from D to U)
                 weakref.finalize(self, self._file.close)
             self._file.write(away.bytes().numpy().data)
         except OSError as error:
@@ -147,7 +147,7 @@ class Moved:
     def _read(self, away: _Away) -> None:
         assert self._file is not None
         if self._file.readinto(away.bytes().numpy().data) != away.size:
-            raise RunError(f"{self.what}: its activations in {tempfile.gettempdir()} were cut short")
+            raise RunError(f"{self.what}: its file in {tempfile.gettempdir()} was cut short")
 
     def _unpack(self, saved: Tensor | _Saved) -> Tensor:
         if isinstance(saved, Tensor):
