@@ -13,6 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn import functional
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 import hocket
 from hocket.errors import RunError
@@ -139,7 +140,25 @@ def fsdp_bfloat16(stage, mesh):
     return fsdp(stage.float(), mesh, mp_policy=narrow)
 
 
+class Checkpointed(Block):
+    def forward(self, x):
+        return checkpoint(super().forward, x, use_reentrant=False)
+
+
+def checkpointed(spread):
+    """Recomputes each block in I, inside of what spreads it."""
+
+    def spread_checkpointed(stage, mesh):
+        for block in stage:
+            block.__class__ = Checkpointed
+        return spread(stage, mesh)
+
+    return spread_checkpointed
+
+
 SPREAD = {
+    "tensor checkpoint": checkpointed(tensor_parallel),
+    "fsdp checkpoint": checkpointed(fsdp),
     "tensor": tensor_parallel,
     "sequence": sequence_parallel,
     "fsdp": fsdp,

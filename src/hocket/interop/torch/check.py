@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from hocket.checker import check
 from hocket.deps import ENDS, PARTNER
 from hocket.errors import Code, Problem, ScheduleError
@@ -393,3 +395,10 @@ def _advice(schedule: Schedule) -> Iterator[str]:
         yield f"stages {near} and {near + 1} are on one rank: torch's eval() fails with that"
     if titan_name(schedule) is None:
         yield "torchtitan cannot place stages like this"
+    split = schedule.codes[np.isin(kinds_of(schedule.codes), (Kind.I, Kind.W))]
+    last = schedule.placement.n_stages - 1
+    if last and bool((stages_of(split) == last).any()):
+        yield (
+            f"stage {last} has I and W: torch drops the gradients of weights that FSDP reshards "
+            "between F and I, such as the last norm under torchtitan's chunked loss"
+        )
