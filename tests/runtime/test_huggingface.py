@@ -113,7 +113,8 @@ def test_loss_gradients_and_names_are_those_of_the_unsplit_model(kind):
     model = model_of(kind)
     want, gradients = whole(model)
     mirrored = [build("dualpipe", p=2, m=4)] if kind == "Llama" else []
-    for schedule in SCHEDULES + mirrored:
+    like_another = kind in ("Qwen3Moe", "Gemma", "GPTNeoX")
+    for schedule in SCHEDULES[2:3] if like_another else SCHEDULES + mirrored:
         out = trained(model, schedule, schedule.placement.n_stages)
         names = set()
         for total, own, state in out:

@@ -74,7 +74,7 @@ class CausalStage(nn.Module):
         self.part, self.names, self.parts = part, names, parts
         self.first, self.last = 0 in parts, n - 1 in parts
         self.tied_parameters: list[list[tuple[int, str]]] = []
-        self._checked = False
+        self._checked = [False, False]  # without gradients, with them
 
     def forward(
         self, x: Tensor, attention_mask: Any = None, position_ids: Any = None, carried: Any = None
@@ -90,9 +90,12 @@ class CausalStage(nn.Module):
         return self._called(x, more), kept.after(more, x, cache)
 
     def _called(self, x: Tensor, more: dict[str, Any]) -> Tensor:
-        """The output, checked where it is the first one with gradients."""
-        if self._checked or torch.compiler.is_compiling():
-            return self._call(x, more)
+        done = self._checked[torch.is_grad_enabled()]
+        return self._call(x, more) if done else self._check(x, more)
+
+    @torch.compiler.disable
+    def _check(self, x: Tensor, more: dict[str, Any]) -> Tensor:
+        """The output of a forward, which is checked for all after it."""
         chain = _Chain(None if self.first else x)
         base = self.part.base_model
         parts = [*getattr(base, self.names.layers), getattr(base, self.names.norm)]
@@ -104,7 +107,7 @@ class CausalStage(nn.Module):
                 hook.remove()
         if not self.last:
             chain.check(out)
-        self._checked = torch.is_grad_enabled()
+        self._checked[torch.is_grad_enabled()] = True
         return out
 
     def _call(self, x: Tensor, more: dict[str, Any]) -> Tensor:
