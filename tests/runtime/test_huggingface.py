@@ -14,7 +14,7 @@ from runtime_ranks import LONG, close, on_ranks
 from torch.nn.functional import cross_entropy
 
 from hocket.cli import main
-from hocket.errors import PlanError, RunError, UsageError
+from hocket.errors import RunError, UsageError
 from hocket.runtime import Pipeline, load_stage, split_model
 from hocket.schedules import build
 
@@ -213,13 +213,28 @@ def test_layers_are_split_evenly_by_given_parts_or_by_loads():
             "BloomForCausalLM has the parts word_embeddings, .*, but a split needs ",
         ),
         ("Mixtral", {"output_router_logits": True}, 2, "adds a loss of the routers of all layers"),
-        ("Llama", {}, [3, 2], r"the stages have \[3, 2\] parts; it must be 1 or more each and 6"),
-        ("Llama", {}, 7, "6 layers do not make 7 stages"),
+        (
+            "Llama",
+            {},
+            [3, 2],
+            r"the stages have \[3, 2\] parts; it must .* the model has 6 parts \(",
+        ),
+        (
+            "Llama",
+            {},
+            7,
+            r"the model has 6 parts \(the embedding, 4 layers, .*\), which do not make 7",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused(kind, more, stages, sentence):
-    with pytest.raises((UsageError, PlanError), match=sentence):
+    with pytest.raises(UsageError, match=sentence):
         split_model(model_of(kind, **more), stages)
+
+
+def test_loads_are_one_for_each_part():
+    with pytest.raises(UsageError, match="there are 4 loads, but the model has 6 parts"):
+        split_model(model_of("Llama"), 2, loads=[1, 1, 1, 1])
 
 
 def test_a_model_that_scales_between_its_layers_is_refused_in_the_first_forward():

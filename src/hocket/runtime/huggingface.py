@@ -220,12 +220,18 @@ def split_model(
 
 def _parts(n: int, stages: int | Sequence[int], loads: Sequence[float] | None) -> list[range]:
     """Which of n parts each stage has."""
+    every = f"{n} parts (the embedding, {n - 2} layers, and norm and head as one)"
     if isinstance(stages, int):
-        stages = partition(loads or [0.0, *[1.0] * (n - 2), 0.0], stages)
+        loads = loads or [0.0, *[1.0] * (n - 2), 0.0]
+        if not 1 <= stages <= n:
+            raise UsageError(f"the model has {every}, which do not make {stages} stages")
+        if len(loads) != n:
+            raise UsageError(f"there are {len(loads)} loads, but the model has {every}")
+        stages = partition(loads, stages)
     if sum(stages) != n or min(stages) < 1:
         raise UsageError(
-            f"the stages have {list(stages)} parts; it must be 1 or more each and {n} together: "
-            f"the embedding, {n - 2} layers, and norm and head as one"
+            f"the stages have {list(stages)} parts; it must be 1 or more each, and the model has "
+            f"{every}"
         )
     return [range(first, last) for first, last in pairwise((0, *accumulate(stages)))]
 
