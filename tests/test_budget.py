@@ -23,7 +23,7 @@ ROOMS = {
     "search": 4140, "simulator": 520, "tables": 150, "text": 460, "timeline": 790,
     "trace": 1320, "train": 1670, "words": 160,
 }  # fmt: skip
-TOTAL = 39_460  # of all of them but cluster; the aim is 29_300
+TOTAL = 39_470  # of all of them but cluster; the aim is 29_300
 
 LINES, PARAMETERS = 60, 12
 
