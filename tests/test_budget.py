@@ -18,12 +18,12 @@ ROOMS = {
     "comparison": 340, "compiled": 190, "costs": 1250, "demo": 670, "deps": 440,
     "diagnosis": 870, "engine": 300, "errors": 130, "explanation": 520, "files": 80,
     "formats": 260, "graph": 550, "interop": 3320, "ir": 650, "limits": 40, "lower": 740,
-    "measured": 430, "megatron": 1310, "page": 710, "pattern": 210, "planner": 2270,
+    "measured": 430, "megatron": 1310, "page": 710, "pattern": 210, "planner": 2330,
     "recognise": 280, "render": 1890, "report": 140, "runtime": 7370, "schedules": 2100,
     "search": 4140, "simulator": 520, "tables": 150, "text": 460, "timeline": 790,
     "trace": 1320, "train": 1670, "words": 160,
 }  # fmt: skip
-TOTAL = 39_470  # of all of them but cluster; the aim is 29_300
+TOTAL = 39_530  # of all of them but cluster; the aim is 29_300
 
 LINES, PARAMETERS = 60, 12
 

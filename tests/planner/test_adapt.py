@@ -6,9 +6,10 @@ from itertools import combinations, product
 
 import pytest
 
-from hocket import Bytes, Costs, check, simulate
+from hocket import Bytes, Costs, check, loads, simulate
 from hocket.costs.scaling import join, split
 from hocket.errors import HocketError, PlanError
+from hocket.lower import recompute
 from hocket.planner import Request, plan
 from hocket.planner.curve import curve
 from hocket.planner.recompute import FULL, NONE, Level, recomputed
@@ -85,6 +86,21 @@ def test_no_levels_of_single_stages_are_faster_than_those_that_are_planned(shape
 def test_stages_recompute_by_themselves_and_318_is_reached_where_320_was_called_optimal():
     found = plan(asked(4, 8, costs=TENS, memory=210, recompute=(FULL, SELECTIVE), rounds=4))
     assert found.value <= 318
+
+
+def test_r_ahead_of_its_gradient_is_printed_beside_and_is_never_worse():
+    found = plan(asked(4, 8, costs=TENS, memory=210, recompute=(FULL,), rounds=1, search=False))
+    assert FULL.name in found.recompute
+    ahead = found.ahead
+    assert ahead is not None and ahead.value < found.value
+    timeline = simulate(ahead.schedule, ahead.costs)
+    assert timeline.makespan == ahead.value and max(timeline.peak_bytes) <= 210
+    assert f"with R ahead of the gradient in stages {ahead.stages[0]}: makespan" in as_text(found)
+    assert loads(as_json(found)["ahead"]["sched"]).order == ahead.schedule.order
+    full = [s for s, level in enumerate(found.recompute) if level == FULL.name]
+    glued = simulate(recompute(found.schedule, full), ahead.costs)
+    assert glued.makespan == found.value and max(glued.peak_bytes) <= 210
+    assert plan(asked(4, 8, costs=TENS, recompute=(FULL,), search=False)).ahead is None
 
 
 def test_what_was_chosen_is_not_called_proven_though_its_own_bound_is_met():

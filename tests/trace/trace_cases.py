@@ -67,7 +67,7 @@ FLOATS = Costs(F=0.25, I=0.1, W=0.05, latency=1e-3, unit="s")
 COPIED = """# hocket 1
 name copied
 path 0: 0 1
-0: 0F0 0F1 0R0+0B0 0B1
+0: 0F0 0F1 0R0+0B0 0A1 0B1
 0/host: 0D1 0U1
 1: 1F0 1B0 1F1 1R1 1B1
 """

@@ -6,14 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from hocket.checker import check
+from hocket.costs import Number
 from hocket.errors import CostError, PlanError, ScheduleError
-from hocket.ir import Queue, Schedule
+from hocket.ir import Kind, Queue, Schedule
+from hocket.lower import recompute
 from hocket.planner.answer import best_of, bound_of, floor_of, ranked, simplest, with_all_slots
 from hocket.planner.infeasible import lacking, nothing_fits
 from hocket.planner.measures import measure, over
 from hocket.planner.partition_search import adapt
 from hocket.planner.race import Contest, Finalist, Progress, Race
-from hocket.planner.request import Entrant, Plan, Request
+from hocket.planner.recompute import FULL
+from hocket.planner.request import Ahead, Entrant, Plan, Request
 from hocket.planner.variants import (
     MANY,
     NOT_ASKED,
@@ -195,7 +198,28 @@ class _Planning:
             entrants=tuple(ranked(self.entrants, value, name)), history=tuple(race.history),
             seconds=race.seconds, interrupted=self.interrupted, recompute=self._levels(made),
             layers=self._sizes(made), finalists=tuple(best_of(race.finalists, made)),
+            ahead=self._ahead(made, value),
         )  # fmt: skip
+
+    def _ahead(self, made: Schedule, value: Number) -> Ahead | None:
+        """The answer with each R that helps ahead of its gradient, where that is better.
+
+        Stages are tried one by one, the last one first.
+        """
+        levels = self.pricing.levels.get((made.placement.paths, made.has_split_backward), ())
+        full = [s for s, level in enumerate(levels) if level == FULL]
+        if not full or not made.is_single or Kind.R in made.kinds:
+            return None
+        request, best, early = self.request, None, list[int]()
+        costs = self.pricing.costs(made.placement, made.has_split_backward, apart=True)
+        for stage in reversed(full):
+            order = recompute(recompute(made, [*early, stage], ahead=True), full)
+            timeline = simulate(order, costs)
+            reached = measure(timeline, costs, request.objective)
+            if reached < value and not over(request, timeline):
+                value, best = reached, Ahead(order, costs, reached, (*early, stage))
+                early.append(stage)
+        return best
 
     def _enter_searched(self, contest: Contest) -> None:
         """The best order of a contest, as simulated."""

@@ -53,6 +53,11 @@ def level(text: str) -> Level:
     return found
 
 
+def without_full(levels: Sequence[Level]) -> tuple[Level, ...]:
+    """The levels without what an R does: nothing in the place of all."""
+    return tuple(NONE if level == FULL else level for level in levels)
+
+
 def recomputed(costs: Costs, levels: Sequence[Level]) -> Costs:
     """Costs of stages that recompute at these levels, `[stage]`.
 

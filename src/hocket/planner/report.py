@@ -34,6 +34,10 @@ def as_json(plan: Plan) -> dict[str, Any]:
         "competitors": [{k: plain(x) for k, x in e._asdict().items()} for e in plan.entrants],
         "history": [[seconds, plain(value)] for seconds, value in plan.history],
         "sched": dumps(s),
+        "ahead": plan.ahead and {
+            "stages": sorted(plan.ahead.stages), "value": plain(plan.ahead.value),
+            "sched": dumps(plan.ahead.schedule),
+        },
     }  # fmt: skip
 
 
@@ -71,6 +75,13 @@ def as_text(plan: Plan) -> str:
         )
     if plan.recompute:
         out.append(f"recomputed, by stage: {' '.join(plan.recompute)}")
+    if plan.ahead:
+        less = 1 - float(plan.ahead.value) / float(plan.value)
+        stages = " ".join(map(str, sorted(plan.ahead.stages)))
+        out.append(
+            f"with R ahead of the gradient in stages {stages}: {request.objective} "
+            f"{format_time(plan.ahead.value, unit)}, {less:.1%} less (--json has this order)"
+        )
     if plan.layers:
         out.append(f"layers of each stage: {' '.join(map(str, plan.layers))}")
     out += ["", _table(plan), "", f"{plan.seconds:.1f} s, seed {request.seed}"]

@@ -213,6 +213,15 @@ class Entrant(NamedTuple):
         return cls(name, p, v, 0.0, None, None, None, None, None, why)
 
 
+class Ahead(NamedTuple):
+    """The order of a plan with R as actions of their own, those of some stages ahead."""
+
+    schedule: Schedule
+    costs: Costs
+    value: Number
+    stages: tuple[int, ...]
+
+
 @dataclass(frozen=True, eq=False)
 class Plan:
     """The answer: a schedule that fits, its costs per stage, what it reaches and what nothing can.
@@ -222,7 +231,7 @@ class Plan:
     partition and recomputation. found_by: where the order comes from. history: (seconds, value)
     whenever a better one was found. recompute: level, and layers: number of layers of each stage,
     if any. interrupted: the search was ended by Ctrl-C. finalists: the best orders by name, the
-    answer first.
+    answer first. ahead: the order with R that need not wait for its gradient, where that is better.
     """
 
     request: Request
@@ -242,6 +251,7 @@ class Plan:
     layers: tuple[int, ...] = ()
     interrupted: bool = False
     finalists: tuple[tuple[str, Schedule, Costs], ...] = ()
+    ahead: Ahead | None = None
 
     @property
     def gap(self) -> float:

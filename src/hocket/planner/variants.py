@@ -12,7 +12,13 @@ from hocket.costs import Costs, fitted, per_stage, scaling
 from hocket.costs.partition import Room
 from hocket.errors import CostError, PlanError, UsageError
 from hocket.ir import Kind, Placement, Queue, Schedule
-from hocket.planner.recompute import Level, needs, recomputed, with_receive_buffers
+from hocket.planner.recompute import (
+    Level,
+    needs,
+    recomputed,
+    with_receive_buffers,
+    without_full,
+)
 from hocket.planner.request import SHAPES, Request, limits, shape_of
 from hocket.schedules import Entry, build, entries
 from hocket.search.problem import FULL, SPLIT, Problem, fuses, problem
@@ -70,8 +76,11 @@ class Pricing:
         room = Room([float(x) for x in memory], need)
         return scaling.layer_partition(layers, placement, room=room)
 
-    def costs(self, placement: Placement, is_split: bool) -> Costs:
-        """Costs of each stage of a placement. Raises: CostError, PlanError."""
+    def costs(self, placement: Placement, is_split: bool, *, apart: bool = False) -> Costs:
+        """Costs of each stage of a placement. Raises: CostError, PlanError.
+
+        apart: what is recomputed in full is no part of the backward, but an R of its own.
+        """
         costs, layers = self.request.costs, self.request.layers
         if layers is not None:
             costs = scaling.join(layers, self.sizes(placement, is_split))
@@ -86,6 +95,8 @@ class Pricing:
         if self.request.buffers != "none":
             costs = with_receive_buffers(costs, placement, each=self.request.buffers == "each")
         levels = self.levels.get((placement.paths, is_split))
+        if levels is not None and apart:
+            levels = without_full(levels)
         return costs if levels is None else recomputed(costs, levels)
 
 
