@@ -144,20 +144,25 @@ def _settings(setting: str) -> dict[str, Any]:
     return out
 
 
-_LAYOUT: list[Any] = []
+_LAYOUTS: dict[tuple[int, int], dict[str, Any]] = {}
 
 
 def _parallel(p: int, v: int, tp: int) -> None:
-    """Megatron's groups, built anew where they differ from those of the last case."""
+    """Megatron's groups, built once for each layout: threads of gloo outlive their groups."""
     from megatron.core import parallel_state as ps
     from megatron.core.tensor_parallel.random import model_parallel_cuda_manual_seed
 
-    if [p, tp] != _LAYOUT:
-        if _LAYOUT:
-            ps.destroy_model_parallel()
+    def state() -> dict[str, Any]:
+        return {name: value for name, value in vars(ps).items() if name.isupper()}
+
+    if not _LAYOUTS:
+        _LAYOUTS[0, 0] = state()
+    known = (p, tp) in _LAYOUTS
+    vars(ps).update(_LAYOUTS[(p, tp) if known else (0, 0)])
+    if not known:
         ps.initialize_model_parallel(tp, p)
         model_parallel_cuda_manual_seed(123)
-        _LAYOUT[:] = [p, tp]
+        _LAYOUTS[p, tp] = state()
     ps.set_virtual_pipeline_model_parallel_world_size(v if v > 1 else None)
 
 
