@@ -165,7 +165,7 @@ class _Chain:
     def attach(self, part: nn.Module) -> list[Any]:
         """Hooks of a layer."""
         return [
-            part.register_forward_pre_hook(self._before, with_kwargs=True),
+            part.register_forward_pre_hook(self._before, prepend=True, with_kwargs=True),
             part.register_forward_hook(self._after),
         ]
 
