@@ -7,12 +7,15 @@ import pytest
 from hocket.cluster import (
     active_parameters,
     catalogue,
+    flops_per_token,
+    layer_flops,
     load_cluster,
     load_gpu,
     load_model,
     load_stack,
     parameters,
 )
+from hocket.cluster.model import padded_vocab
 from hocket.cluster.readers import ARCHITECTURES, from_megatron, from_torchtitan
 from hocket.cluster.stack import dumps_stack
 from hocket.errors import UsageError
@@ -116,6 +119,29 @@ def test_gpt2_and_mixtral_and_gemma(config):
     }
     model = load_model(config({k: v for k, v in gemma.items() if k != "tie_word_embeddings"}))
     assert (model.tied, model.norms, model.window_layers) == (True, 4, 16)
+
+
+def test_a_key_that_changes_no_size_where_it_has_one_value_is_read_past_there_only(config):
+    gpt2 = {
+        "architectures": ["GPT2LMHeadModel"], "n_layer": 12, "n_embd": 768, "n_head": 12,
+        "vocab_size": 50257, "n_positions": 1024, "tie_word_embeddings": True,
+    }  # fmt: skip
+    assert load_model(config(gpt2 | {"add_cross_attention": False})).tied
+    for key, value in (("add_cross_attention", True), ("tie_word_embeddings", False)):
+        with pytest.raises(UsageError, match=f"{key} is not a known key of GPT2LMHeadModel, and"):
+            load_model(config(gpt2 | {key: value}))
+
+
+def test_operations_of_layers_are_those_of_the_whole_without_further_tokens(config):
+    model = load_model(config(DEEPSEEK))
+    each = layer_flops(model, 4096)
+    assert len(each) == 63 and each[0] == 0
+    assert each[1] == each[3] != each[4] == each[-2]
+    plain = load_model(config(LLAMA))
+    padding = padded_vocab(plain, 1) / plain.vocab
+    head = layer_flops(plain, 4096)[-1]
+    total = sum(layer_flops(plain, 4096)) - head + head / padding
+    assert 3 * total / 4096 == pytest.approx(flops_per_token(plain, 4096), rel=1e-12)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ from runtime_ranks import LONG, close, on_ranks
 from torch.nn.functional import cross_entropy
 
 from hocket.cli import main
+from hocket.cluster import layer_flops, load_model
 from hocket.errors import RunError, UsageError
 from hocket.runtime import Pipeline, load_stage, split_model
 from hocket.schedules import build
@@ -43,7 +44,7 @@ MODELS = {
     "Gemma": SIZES | {"head_dim": 8},
     "Gemma2": SIZES | {"head_dim": 8, "sliding_window": 4},
     "Gemma3Text": SIZES | {"head_dim": 8, "sliding_window": 4},
-    "GPTNeoX": SIZES,
+    "GPTNeoX": {key: n for key, n in SIZES.items() if key != "num_key_value_heads"},
 }
 
 
@@ -268,6 +269,16 @@ def test_a_stage_of_a_folder_has_its_weights_whether_read_or_drawn(kind, tmp_pat
         for stage in stages:
             assert all(torch.equal(b.float(), buffers[n]) for n, b in stage.part.named_buffers())
     assert split[0].tied_parameters == split_model(model, [1, 2, 3])[0].tied_parameters
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_operations_are_counted_from_the_config_that_transformers_writes(kind, tmp_path):
+    config = getattr(transformers, f"{kind}Config")(**MODELS[kind])
+    names = transformers.models.auto.modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    config.architectures = [names[config.model_type]]
+    config.save_pretrained(tmp_path)
+    flops = layer_flops(load_model(str(tmp_path / "config.json")), 16)
+    assert len(flops) == 6 and flops[0] == 0 and min(flops[1:]) > 1e5
 
 
 def test_folders_that_cannot_be_read_are_refused(tmp_path):
