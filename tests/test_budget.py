@@ -23,7 +23,9 @@ ROOMS = {
     "search": 4140, "simulator": 520, "tables": 150, "text": 460, "timeline": 790,
     "trace": 1320, "train": 1670, "words": 160,
 }  # fmt: skip
-TOTAL = 39_530  # of all of them but cluster; the aim is 29_300
+# Rooms of their own purpose, which came after the aim of 29,300 lines for all others was set.
+APART = {"cluster", "diagnosis", "megatron"}
+TOTAL = 37_360  # of all but those
 
 LINES, PARAMETERS = 60, 12
 
@@ -55,7 +57,7 @@ def test_every_room_keeps_its_budget_of_lines():
     assert lines.keys() <= ROOMS.keys()
     over = {room: count for room, count in lines.items() if count > ROOMS[room]}
     assert not over, f"more lines than tests/test_budget.py allows: {over}"
-    assert sum(lines.values()) - lines["cluster"] <= TOTAL
+    assert sum(n for room, n in lines.items() if room not in APART) <= TOTAL
 
 
 def test_functions_are_short_and_take_few_parameters():

@@ -60,7 +60,7 @@ def test_four_schedules_are_ranked_as_measured(result):
 def test_a_row_that_cannot_be_predicted_is_counted_with_its_reason(result):
     assert result["groups"]["moe_zoo_mixtral"] == {
         "rows": 0,
-        "skipped": {"the group is not known": 1},
+        "skipped": {"the layout is not printed": 1},
     }
 
 
