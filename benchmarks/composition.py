@@ -4,6 +4,9 @@ For each composition: (I + W) / B in processor time, where B is the full backwar
 in the same wrapping, and the two take turns; and the bytes held between I and W over those that F
 holds. Two ranks share each stage where it is spread.
 
+Then the step time of zb-h1 relative to 1f1b, p=2 and m=4, in turn, with stages that also sleep
+40 ms in each of F, I and W, so that cores do not count. By the formulas it is 0.867.
+
     python benchmarks/composition.py [rounds]
 """
 
@@ -21,11 +24,14 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from hocket.runtime import put_off, split, split_backend
+import hocket
+from hocket.demo.sleep import nap
+from hocket.runtime import Pipeline, put_off, split, split_backend
 from hocket.runtime.dtensor import part
 from hocket.runtime.fsdp import Shards
 from hocket.train.launch import launch
 
+NAP, SLEEPER = 0.04, 128  # seconds; width
 WIDTH, BATCH, TOKENS, LAYERS = 256, 2, 128, 2
 
 
@@ -96,7 +102,8 @@ class Product(torch.autograd.Function):
         return functional.linear(x, weight)
 
     @staticmethod
-    def backward(ctx, dy):
+    def backward(ctx, *dys):
+        (dy,) = dys
         x, weight = ctx.saved_tensors
         return dy @ weight, put_off(ctx, weight, weight_gradient, x, dy)
 
@@ -186,13 +193,86 @@ def measured(name, rounds):
     return statistics.median(ratios[2:]), held, after_f
 
 
+class Slept(torch.autograd.Function):
+    """Its input times a weight, with a sleep in F, in I and in the weight part."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        nap(NAP)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx, *dys):
+        (dy,) = dys
+        x, weight = ctx.saved_tensors
+        nap(NAP)
+        return dy * weight, put_off(ctx, weight, slept_gradient, x, dy)
+
+
+def slept_gradient(x, dy):
+    nap(NAP)
+    return (x * dy).sum((0, 1))
+
+
+class Sleeper(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(SLEEPER))
+
+    def forward(self, x):
+        return Slept.apply(x, self.weight)
+
+
+def raced(name, steps):
+    """Step times of zb-h1 and 1f1b on 2 x 2 ranks, in turn, in seconds."""
+    from torch.distributed.device_mesh import init_device_mesh
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "other"))
+    rank = mesh["pp"].get_local_rank()
+    pipes = []
+    for schedule in ("zb-h1", "1f1b"):
+        torch.manual_seed(rank)
+        inside = COMPOSITIONS[name](nn.Sequential(Block(SLEEPER)), mesh["other"])
+        stage = nn.Sequential(Sleeper(), inside)
+        pipes.append(
+            Pipeline(
+                hocket.build(schedule, p=2, m=4),
+                {rank: stage},
+                functional.mse_loss,
+                group=mesh["pp"],
+                timeout=120.0,
+            )
+        )
+    x = torch.randn(4, 8, SLEEPER)
+    times = []
+    for _ in range(steps):
+        row = []
+        for pipe in pipes:
+            torch.distributed.barrier()
+            start = time.perf_counter()
+            pipe.step(x, x)
+            row.append(time.perf_counter() - start)
+        times.append(row)
+    return times[1:]
+
+
+def ratio_of(every):
+    """The median over steps of zb-h1 over 1f1b, each on the rank where it takes longest."""
+    rows = zip(*every, strict=True)
+    return statistics.median(
+        max(zb for zb, _ in row) / max(whole for _, whole in row) for row in rows
+    )
+
+
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 15
-    print(f"{'composition':18}{'(I+W)/B':>9}{'held between I and W over F':>30}")
+    print(f"{'composition':18}{'(I+W)/B':>9}{'held over F':>13}{'zb-h1 : 1f1b':>14}")
     preload = ["torch.distributed.fsdp", "torch.distributed.tensor.parallel"]
     for name in COMPOSITIONS:
         (ratio, held, after_f), _ = launch(measured, 2, (name, rounds), 120.0, preload=preload)
-        print(f"{name:18}{ratio:9.3f}{held / after_f:30.2f}", flush=True)
+        race = ratio_of(launch(raced, 4, (name, 8), 120.0, preload=preload))
+        print(f"{name:18}{ratio:9.3f}{held / after_f:13.2f}{race:14.3f}", flush=True)
 
 
 if __name__ == "__main__":
