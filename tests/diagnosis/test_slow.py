@@ -1,10 +1,11 @@
 """Why steps are slow: the right culprit by name, and none where nothing is wrong."""
 
 import json
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
-from synthetic import run_of
 
 import hocket
 from hocket.cli import main
@@ -15,6 +16,10 @@ from hocket.diagnosis.steps import steps_of
 from hocket.errors import UsageError
 from hocket.interop.traces.load import load_foreign
 from hocket.interop.traces.rows import write_rows
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "examples/diagnose"))
+
+from steps import run_of
 
 EIGHT = ("1f1b", "gpipe", "zb-h1", "interleaved", "zb-v", "dualpipe", "dualpipev", "chimera")
 ALWAYS = tuple(range(8))

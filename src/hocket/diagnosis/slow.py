@@ -135,7 +135,7 @@ class Slow:
         return format_time(value, self.steps.unit)
 
     def _sentence(self, one: Effect, cost: float) -> str:
-        which = "per step" if len(one.steps) == len(self.steps.work) else "in each of them"
+        which = "per step" if len(one.steps) == len(self.steps.work) else "in each such step"
         loss = f"this costs {self._time(cost)} {which} ({cost / self.typical:.1%})"
         return f"{_SENTENCES[one.cause](one, self)}; {loss}."
 
