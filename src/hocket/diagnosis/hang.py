@@ -382,7 +382,7 @@ class _Case:
         return _Verdict(Fault.ORDER, (rank,), action, text)
 
     def _fewer(self, rank: int, place: Place) -> int | None:
-        """How many microbatches a rank runs, where it left out all from one on."""
+        """The number of microbatches that this rank runs, where it left out all from one on."""
         plan, seen = self.plans[rank], self.progress[rank]
         fewest = min(min(plan.mbs(slot)) for slot in place.skipped)
         for slot in plan.slots(rank):

@@ -28,7 +28,7 @@ class Message(NamedTuple):
 
 
 class Progress(NamedTuple):
-    """How many messages a rank has sent to and received from each other rank, in all steps.
+    """What one rank has sent to and received from each other rank, counted over all steps.
 
     waits: the rank whose message it waits for, and which one that is. ended: it is past its step.
     """

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import distributed
+from torch._C._distributed_c10d import Backend, ProcessGroup, Work
 
 from hocket.errors import UsageError
 from hocket.runtime.transport import BARE
@@ -99,11 +100,10 @@ class Recorder:
 
     def patch(self) -> None:
         """From now on the calls are recorded."""
-        core = torch._C._distributed_c10d
-        for owner in (core.ProcessGroup, core.Backend):  # hocket's Pipeline calls the latter
+        for owner in (ProcessGroup, Backend):  # hocket's Pipeline calls the latter
             for name in filter(owner.__dict__.__contains__, (*_MESSAGES, *_COLLECTIVES)):
                 self._replace(owner, name, self._recorded(name))
-        self._replace(core.Work, "wait", self._waited)
+        self._replace(Work, "wait", self._waited)
 
     def _replace(self, owner: Any, name: str, make: Any) -> None:
         original = getattr(owner, name)
@@ -246,7 +246,7 @@ def _group(one: Any) -> _Group:
 
 def _part(group: Any, tensors: Sequence[torch.Tensor]) -> str:
     """What a message of hocket's own Pipeline is a part of: a header, or values; else nothing."""
-    if isinstance(group, distributed.ProcessGroup):
+    if isinstance(group, ProcessGroup):
         return ""
     return "header" if [x.numel() for x in tensors] == [BARE.nbytes] else "values"
 
