@@ -7,7 +7,7 @@ import pytest
 
 from common import DATA
 from hocket import Costs, build, simulate, write_trace
-from hocket.errors import TextError
+from hocket.errors import HocketError, TextError
 from hocket.interop.traces.load import load_foreign
 from hocket.interop.traces.perfetto import is_pftrace, read_pftrace
 from hocket.interop.traces.pictures import read_drawn
@@ -69,3 +69,12 @@ def test_files_without_a_schedule_are_refused():
         read_drawn(b"[", "own.json")
     with pytest.raises(TextError, match="not a trace that hocket wrote"):
         read_pftrace(b"\x0a\xff\xff")
+
+
+def test_of_several_files_the_one_that_is_no_picture_is_named(tmp_path):
+    (tmp_path / "text.json").write_text("no trace\n")
+    write_trace(simulate(build("1f1b", p=2, m=2)), tmp_path / "drawn.json")
+    with pytest.raises(HocketError, match=r"text\.json:1: not a trace in Chrome's JSON"):
+        load_foreign([tmp_path / "text.json", tmp_path / "drawn.json"])
+    with pytest.raises(HocketError, match="holds all ranks; give one file"):
+        load_foreign([tmp_path / "drawn.json", tmp_path / "text.json"])

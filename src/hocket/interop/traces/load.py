@@ -58,8 +58,8 @@ def load_foreign(
     first = unpacked(read(paths[0]), paths[0])
     if is_kineto(first):
         return _recorded(first, paths, known, step)
-    _only(paths, "this is a picture of a schedule, which holds all ranks", step)
     pictures = (read_pftrace if is_pftrace(first) else read_drawn)(first, str(paths[0]))
+    _only(paths, "this is a picture of a schedule, which holds all ranks", step)
     title, one = next(reversed(pictures.items()))
     others = [x for x in pictures if x != title]
     notes = (f"of several timelines {title} is taken, not {', '.join(others)}",) if others else ()
