@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
-from megatron.core.pipeline_parallel import schedules
 from megatron.core.transformer.transformer_layer import get_transformer_layer_offset
 from megatron.core.utils import get_attr_wrapped_model
 
@@ -80,13 +79,11 @@ def _is(one: Any, other: Any) -> bool:
 
 def _wire(call: Call, config: Any) -> Wire:
     groups = call.pg_collection
-    (shape,) = schedules.get_tensor_shapes(
-        seq_length=call.seq_length, micro_batch_size=call.micro_batch_size,
-        decoder_seq_length=call.decoder_seq_length, config=config,
-        tp_group=groups.tp, cp_group=groups.cp,
-    )  # fmt: skip
+    length = call.seq_length if call.decoder_seq_length is None else call.decoder_seq_length
+    length //= groups.cp.size() * (groups.tp.size() if config.sequence_parallel else 1)
     return Wire(
-        groups.pp, dist.get_process_group_ranks(groups.pp), tuple(shape), config.pipeline_dtype,
+        groups.pp, dist.get_process_group_ranks(groups.pp),
+        (length, call.micro_batch_size, config.hidden_size), config.pipeline_dtype,
         torch.cuda.current_device(), bool(config.variable_seq_lengths),
     )  # fmt: skip
 
