@@ -9,9 +9,10 @@ that paper's code and of DeepSeek's DualPipe (https://github.com/deepseek-ai/Dua
 and convolution is one autograd node whose backward gives dX at once and puts (X, dY) into a queue;
 W then computes dY^T X and adds it to the parameter's gradient. So I + W is the work of B, every
 other node of the graph (norms, activations, attention, embeddings, functions of your own) runs once
-and whole in I, and between the two only X and dY are held. Unlike there, nothing is class-wide
-state: a queue belongs to one `SplitPlan`, found through the node, so stages, microbatches and
-threads do not meet. And W runs under `no_grad`: otherwise each gradient drags a graph along that
+and whole in I, and between the two only X and dY are held. Unlike there, a queue
+belongs to one `SplitPlan`, found through the node, so stages, microbatches and threads do not meet.
+Functions (`put_off`) and compiled graphs know parameters only, and find the plan that offers these
+in `_SLOTS`. And W runs under `no_grad`: otherwise each gradient drags a graph along that
 keeps X and dY alive.
 
     plan = prepare(stage)                        # print(plan) says what is deferred, and why not
