@@ -180,3 +180,19 @@ def test_what_has_no_times_is_refused(tmp_path, capsys):
     main([*words, "--output", str(tmp_path / "a.csv")])
     assert main(["diagnose", str(tmp_path / "a.csv")]) == 2
     assert "has no times; give the traces of a run" in capsys.readouterr().err
+
+
+def test_the_slow_rank_of_a_real_run_with_sleeping_stages_is_named(tmp_path, capsys, monkeypatch):
+    pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    row = "[0.01, 0.01, 0.018, 0.01]"
+    Path("naps.toml").write_text(f'unit = "s"\nper = "stage"\nF = {row}\nI = {row}\nW = {row}\n')
+    Path("plan.toml").write_text('unit = "s"\nper = "stage"\nF = 0.01\nI = 0.01\nW = 0.01\n')
+    words = ["--model", "hocket.demo.sleep:build", "-O", "costs=naps.toml", "--trace", "run.jsonl"]
+    assert main(["run", "1f1b", "-p", "4", "-m", "4", "--steps", "6", *words]) == 0
+    assert "run `hocket diagnose run.jsonl`" in capsys.readouterr().out
+    assert main(["diagnose", "run.jsonl", "--costs", "plan.toml", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    first = data["findings"][0]
+    assert (first["cause"], first["ranks"], first["sure"]) == ("slow rank", [2], True)
+    assert first["factor"] == pytest.approx(1.8, rel=0.2)

@@ -23,6 +23,7 @@ from hocket.timeline import Timeline
 MATTERS = 0.005  # of a step: what costs less is not reported
 NOISY = 0.05  # of a step: what noise may cost without a word
 MOST_CHANGES = 3
+MOST_ACTIONS = 10_000  # of an order beside which others are built
 MOST_STEPS = 10
 
 # What is left of a step when its causes are gone, in the order in which it is taken off.
@@ -346,13 +347,14 @@ def _changes(
         more.append(("no pauses between actions", REST[1][1]))
     for what, without in more:
         out.append(Change(what, float((base - without(steps).replayed()).mean())))
-    costs = readings(timelines).costs("median", "median")
-    own = simulate(steps.schedule, costs)
-    others = explain(own, costs).others or []
-    best = min((o for o in others if o.fits), key=lambda o: float(o.makespan), default=None)
-    if best is not None:
-        gain = float(own.makespan) - float(best.makespan)
-        out.append(Change(f"the order {best.call} in the same memory", gain))
+    if len(steps.schedule.codes) <= MOST_ACTIONS:
+        costs = readings(timelines).costs("median", "median")
+        own = simulate(steps.schedule, costs)
+        others = explain(own, costs).others or []
+        best = min((o for o in others if o.fits), key=lambda o: float(o.makespan), default=None)
+        if best is not None:
+            gain = float(own.makespan) - float(best.makespan)
+            out.append(Change(f"the order {best.call} in the same memory", gain))
     least = 2 * MATTERS * float(base.mean())
     out = sorted((one for one in out if one.gain > least), key=lambda one: -one.gain)
     return tuple(out[:MOST_CHANGES])

@@ -10,6 +10,7 @@ ones in a ring, and writes them where the process fails, gets a signal, or waits
 
 from __future__ import annotations
 
+import atexit
 import itertools
 import json
 import os
@@ -65,8 +66,8 @@ class _Entry:
     seq: int
     tag: int | None
     part: str
-    sizes: list[list[int]]
-    dtypes: list[str]
+    sizes: list[torch.Size]
+    dtypes: list[torch.dtype]
     created: int
     work: Any = None
     waiting: int = 0
@@ -88,6 +89,7 @@ class Recorder:
     counts: dict[Any, int] = field(default_factory=dict)
     by_work: dict[int, _Entry] = field(default_factory=dict)
     groups: dict[int, _Group] = field(default_factory=dict)
+    ended: threading.Event = field(default_factory=threading.Event)
     undo: list[tuple[Any, str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -107,7 +109,7 @@ class Recorder:
 
     def _replace(self, owner: Any, name: str, make: Any) -> None:
         original = getattr(owner, name)
-        self.undo.append((owner, name, original))
+        self.undo.append((owner, name, owner.__dict__[name]))  # binds, unlike what getattr gives
         setattr(owner, name, make(original))
 
     def _recorded(self, method: str) -> Any:
@@ -116,9 +118,9 @@ class Recorder:
                 entry = self._entry(method, group, args)
                 work = original(group, *args, **options)
                 if work is not None:
-                    entry.work = weakref.ref(work)
-                    self.by_work[id(work)] = entry
-                    weakref.finalize(work, self.by_work.pop, id(work), None)
+                    key = id(work)
+                    self.by_work[key] = entry
+                    entry.work = weakref.ref(work, lambda _: self.by_work.pop(key, None))
                 return work
 
             return call
@@ -150,8 +152,7 @@ class Recorder:
         seq = self.counts[key] = self.counts.get(key, 0) + 1
         entry = _Entry(
             next(self.numbers), name, known, peer, seq, tag, _part(group, tensors),
-            [list(x.shape) for x in tensors],
-            [str(x.dtype).removeprefix("torch.") for x in tensors], time.time_ns(),
+            [x.shape for x in tensors], [x.dtype for x in tensors], time.time_ns(),
         )  # fmt: skip
         self.entries.append(entry)
         return entry
@@ -166,8 +167,20 @@ class Recorder:
             for number in _SIGNALS:
                 signal.signal(number, lambda *_: None)
             signal.set_wakeup_fd(writing)  # the handler of a blocked main thread would never run
-        threading.Thread(target=self._signals, args=(reading,), daemon=True).start()
-        threading.Thread(target=self._late, daemon=True).start()
+        threads = [
+            threading.Thread(target=self._signals, args=(reading,), daemon=True),
+            threading.Thread(target=self._late, daemon=True),
+        ]
+        for one in threads:
+            one.start()
+
+        def end() -> None:  # Python's exit may abort in a thread that still runs
+            self.ended.set()
+            os.write(writing, b"\0")
+            for one in threads:
+                one.join(timeout=1.0)
+
+        atexit.register(end)
         before = sys.excepthook
 
         def failed(kind: type[BaseException], error: BaseException, where: Any) -> None:
@@ -178,6 +191,8 @@ class Recorder:
 
     def _signals(self, reading: int) -> None:
         while data := os.read(reading, 1):
+            if self.ended.is_set():
+                return
             number = signal.Signals(data[0])
             self.write(f"signal {number.name}")
             if number == signal.SIGTERM:
@@ -185,8 +200,7 @@ class Recorder:
 
     def _late(self) -> None:
         written: _Entry | None = None
-        while True:
-            time.sleep(min(1.0, self.after / 4))
+        while not self.ended.wait(min(1.0, self.after / 4)):
             late = time.time_ns() - self.after * 1e9
             for entry in [*self.entries]:
                 waits = entry.waiting and entry.ended is None and entry.waiting < late
@@ -274,13 +288,15 @@ def _as_json(entry: _Entry) -> dict[str, Any]:
         done = done or work.is_completed()
     state = "completed" if done else "started" if entry.waiting else "scheduled"
     group, sign = entry.group, "<-" if entry.name == "recv" else "->"
+    sizes = [[*size] for size in entry.sizes]
+    dtypes = [str(one).removeprefix("torch.") for one in entry.dtypes]
     ends = "" if entry.peer is None else f" {group.rank}{sign}{entry.peer}"
     return {
         "record_id": entry.number, "process_group": [group.name, group.desc],
         "collective_seq_id": 0 if ends else entry.seq, "p2p_seq_id": entry.seq if ends else 0,
         "profiling_name": f"{group.backend}:{entry.name}{ends}", "state": state,
         "retired": done, "is_p2p": bool(ends), "time_created_ns": entry.created,
-        "time_discovered_completed_ns": entry.ended, "input_sizes": entry.sizes,
-        "output_sizes": entry.sizes, "input_dtypes": entry.dtypes, "tag": entry.tag,
+        "time_discovered_completed_ns": entry.ended, "input_sizes": sizes,
+        "output_sizes": sizes, "input_dtypes": dtypes, "tag": entry.tag,
         "part": entry.part,
     }  # fmt: skip
