@@ -15,16 +15,16 @@ FILES = sorted(SRC.rglob("*.py"))
 
 ROOMS = {
     "__init__": 80, "__main__": 20, "checker": 650, "cli": 2790, "cluster": 4420, "codes": 40,
-    "comparison": 340, "compiled": 190, "costs": 1250, "demo": 670, "deps": 440, "diagnosis": 1550,
+    "comparison": 340, "compiled": 190, "costs": 1330, "demo": 670, "deps": 440, "diagnosis": 1550,
     "engine": 300, "errors": 130, "explanation": 520, "files": 80, "formats": 260, "graph": 550,
     "interop": 3540, "ir": 650, "limits": 40, "lower": 740, "measured": 430, "megatron": 1310,
     "page": 710, "pattern": 210, "planner": 2330, "recognise": 280, "render": 1890, "report": 140,
-    "runtime": 7670, "schedules": 2100, "search": 4140, "simulator": 520, "tables": 150, "text":
+    "runtime": 7670, "schedules": 2100, "search": 4150, "simulator": 520, "tables": 150, "text":
     460, "timeline": 790, "trace": 1320, "train": 1670, "words": 160,
 }  # fmt: skip
 # Rooms of their own purpose, which came after the aim of 29,300 lines for all others was set.
 APART = {"cluster", "diagnosis", "megatron"}
-TOTAL = 37_920  # of all but those
+TOTAL = 38_000  # of all but those
 
 LINES, PARAMETERS = 60, 12
 

@@ -118,7 +118,7 @@ def test_written_costs_are_read_back(costs, tmp_path):
         ("F = true", "F is True; it must be a number, or a list with one per stage"),
         ("Q = 1",
          "unknown key 'Q'; known are B, D, F, FB, I, R, U, W, bandwidth, bytes, comm_cpu, cores, "
-         "latency, p2p_overhead, per, slice, slowdown, unit"),
+         "latency, microbatch, p2p_overhead, per, slice, slowdown, speed, unit"),
         ('FB = "half"', """FB is 'half'; it must be "sum", "max", a number, or { scale = x }"""),
         ("p2p_overhead = 3", "p2p_overhead is 3; it must be { recv = x, send = y }"),
         ("p2p_overhead = { left = 1 }", "unknown key of p2p_overhead 'left'; known are recv, send"),

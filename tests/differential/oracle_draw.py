@@ -223,6 +223,11 @@ def costs(rng, placed):
         out["bandwidth"] = number(rng) + 1
     if placed.slices > 1 and rng.random() < 0.7:
         out["slice"] = [number(rng) + 1 for _ in range(placed.slices)]
+    if out["FB"] in ("sum", "max") or isinstance(out["FB"], dict):
+        if rng.random() < 0.3:
+            out["microbatch"] = [number(rng) for _ in range(placed.m // placed.slices)]
+        if rng.random() < 0.3:
+            out["speed"] = [number(rng) + 1 for _ in range(placed.p)]
     names = ("static", "activation", "held_between_I_and_W", "gradient", "message")
     out["bytes"] = {name: value() for name in names if rng.random() < 0.6}
     return out

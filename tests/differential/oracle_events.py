@@ -44,6 +44,10 @@ class Prices:
             time = self.per_stage({**self.costs, **of}[action.kind], action.stage)
         if "slice" in self.costs and self.order.slices > 1:
             time *= Fraction(self.costs["slice"][action.mb % self.order.slices])
+        if "microbatch" in self.costs:
+            time *= Fraction(self.costs["microbatch"][action.mb // self.order.slices])
+        if "speed" in self.costs:
+            time /= Fraction(self.costs["speed"][rank_of(self.order.home(action))])
         return time
 
     def work(self, slot):

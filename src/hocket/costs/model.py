@@ -82,6 +82,9 @@ class Costs:
     (every fused slot once; W has no messages). With SEND and RECV in the order, those times
     are theirs. bandwidth: bytes per time unit, adds `bytes.message / bandwidth` to an edge.
     slice: factor of all these times for each slice of a sequence (later slices attend to more).
+    microbatch: factor of the times of each microbatch's actions (of each sequence's, with slices).
+    speed: relative speed of each rank; an action takes its time divided by its rank's speed.
+    Neither changes latency, p2p_overhead or bytes.
     slowdown: how many times as long work on a rank's compute queue takes while another queue of
     the rank is busy (20 of 132 SMs given to messages: Fraction(132, 112)).
     cores: how many compute queues work at full speed at once, where the ranks share the cores of
@@ -107,6 +110,8 @@ class Costs:
     bandwidth: Number | None = None
     p2p_overhead: tuple[Number, Number] | None = None
     slice: tuple[Number, ...] | None = None
+    microbatch: tuple[Number, ...] | None = None
+    speed: tuple[Number, ...] | None = None
     slowdown: Number = 1
     cores: int | None = None
     comm_cpu: Number = 0
@@ -121,6 +126,11 @@ class Costs:
             raise CostError(
                 f"I has {lengths[0]} values and W has {lengths[1]}, but B is left out and so their "
                 "sum; give each one number, or one per stage"
+            )
+        if isinstance(self.FB, Number) and (self.microbatch, self.speed) != (None, None):
+            raise CostError(
+                'FB is one number, which microbatch and speed do not change; give "sum", "max" '
+                "or { scale = x }"
             )
 
     @property
@@ -252,12 +262,14 @@ def _per_stage(name: str, given: Any) -> PerStage:
     return kind(_number(name, x, what) for x in given)
 
 
-def _row(name: str, given: Any, what: str, length: int | None = None) -> tuple[Number, ...]:
+def _row(
+    name: str, given: Any, what: str, length: int | None = None, *, above: bool = False
+) -> tuple[Number, ...]:
     """A list that is not by stage, as a tuple of Python's own numbers."""
     given = given.tolist() if isinstance(given, np.ndarray) else given
     if not isinstance(given, list | tuple) or isinstance(given, Cycle) or not given:
         raise CostError(f"{name} is {shown(given)}; it must be {what}")
-    row = tuple(_number(name, x) for x in given)
+    row = tuple(_number(name, x, above=above) for x in given)
     if length not in (None, len(row)):
         raise CostError(f"{name} is {shown(given)}; it must be {what}")
     return row
@@ -320,6 +332,8 @@ _COSTS_RULES: dict[str, FieldRule] = {
     "bandwidth": _optional(partial(_number, above=True)),
     "p2p_overhead": _optional(partial(_row, what="two numbers, (receive, send)", length=2)),
     "slice": _optional(partial(_row, what="a list with one factor per slice")),
+    "microbatch": _optional(partial(_row, what="a list with one factor per microbatch")),
+    "speed": _optional(partial(_row, what="a list with one speed per rank", above=True)),
     "slowdown": partial(_number, least=1),
     "cores": _optional(_whole),
     "comm_cpu": _number,

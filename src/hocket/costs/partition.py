@@ -10,7 +10,7 @@ from functools import cache
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
-from hocket.costs.model import Number
+from hocket.costs.model import Number, quotient
 from hocket.errors import PlanError, UsageError
 
 _WORK = 100_000  # boundaries tried for placements with several stages per rank: about 0.2 s
@@ -44,6 +44,7 @@ def partition(
     owners: Sequence[Sequence[int]] | None = None,
     *,
     room: Room | None = None,
+    speed: Sequence[Number] | None = None,
 ) -> tuple[int, ...]:
     """Number of consecutive layers in each of `parts` stages.
 
@@ -52,8 +53,10 @@ def partition(
     ranks. With one stage per rank this is exact; with several, the largest load is exact where so
     many boundaries can be tried (up to about 30 layers), and the sum of squares is not.
     room: only cuts that fit in it; where none was found, one with little above it.
+    speed: of each rank, with one stage per rank; its load is divided by it.
 
-    Raises: PlanError with fewer layers than stages, UsageError for loads that are no times.
+    Raises: PlanError with fewer layers than stages or a speed that cannot be taken, UsageError
+    for loads that are no times.
     """
     wrong = next((x for x in loads if not 0 <= x < math.inf), None)
     if wrong is not None:
@@ -64,14 +67,24 @@ def partition(
             f"use at most {len(loads)} stages"
         )
     owners = owners or [(s,) for s in range(parts)]
+    if speed is not None and len(speed) != len(owners):
+        raise PlanError(f"speed has {len(speed)} values, but there are {len(owners)} ranks")
     if all(len(held) == 1 for held in owners):
         ranks_of_stages = sorted(range(parts), key=lambda rank: owners[rank][0])
-        return _by_stage(loads, ranks_of_stages, room)
+        return _by_stage(loads, ranks_of_stages, room, speed)
+    if speed is not None:
+        raise PlanError(
+            "layers are partitioned for ranks of unequal speed with one stage per rank only; "
+            "give the costs of stages, or leave speed out"
+        )
     ranks = _Ranks(loads, parts, owners, room)
     return ranks.moved(ranks.searched(ranks.moved(_by_stage(loads, range(parts), None))))
 
 
-def _by_stage(loads: Sequence[Number], ranks: Sequence[int], room: Room | None) -> tuple[int, ...]:
+def _by_stage(
+    loads: Sequence[Number], ranks: Sequence[int], room: Room | None,
+    speed: Sequence[Number] | None = None,
+) -> tuple[int, ...]:  # fmt: skip
     """Exact for one stage per rank: the least largest load, then the least sum of squares.
 
     ranks: of each stage. Where nothing fits the room, the least largest excess.
@@ -87,7 +100,9 @@ def _by_stage(loads: Sequence[Number], ranks: Sequence[int], room: Room | None) 
     allowed = excess + _SLACK * abs(float(excess))
 
     def load(s: int, a: int, b: int) -> Number:
-        return sums[b] - sums[a] if over(s, a, b) <= allowed else float("inf")
+        if over(s, a, b) > allowed:
+            return float("inf")
+        return sums[b] - sums[a] if speed is None else quotient(sums[b] - sums[a], speed[ranks[s]])
 
     worst = _least_largest(n, parts, load)
     limit = worst + (1e-12 * abs(float(worst)) if isinstance(worst, float) else 0)

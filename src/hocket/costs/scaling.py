@@ -284,4 +284,4 @@ def layer_loads(layers: Costs) -> list[Number]:
 def layer_partition(layers: Costs, placement: Placement, **how: Any) -> tuple[int, ...]:
     """Layers of each stage, with the smallest possible largest load of a rank; how: `room`."""
     owners = placement.stages_of_rank
-    return partition(layer_loads(layers), placement.n_stages, owners, **how)
+    return partition(layer_loads(layers), placement.n_stages, owners, speed=layers.speed, **how)

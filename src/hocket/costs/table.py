@@ -59,6 +59,31 @@ def ticks_for(values: Sequence[Number], longest: Number) -> Ticks:
     return Ticks(scale, exact=True)
 
 
+def _denominator(factors: Sequence[Number]) -> int:
+    """Of these exact factors, the smallest common one."""
+    return math.lcm(*(Fraction(x).denominator for x in factors))
+
+
+def _in_parts(
+    values: Sequence[Number], factors: Sequence[tuple[Sequence[Number], Array]]
+) -> list[Number]:
+    """Times of which any of these values, times one factor of each row, is a whole multiple."""
+    if not factors:
+        return []
+    rows = [row for row, _ in factors]
+    if any(isinstance(x, float) for x in chain(*rows)):
+        return [0.0]  # no common time: floats
+    scale = math.prod(map(_denominator, rows))
+    return [quotient(x, scale) for x in values]
+
+
+def _check_length(name: str, what: str, row: Sequence[Number], n: int) -> None:
+    if len(row) != n:
+        raise CostError(
+            f"{name} has {len(row)} values, but the schedule has {n} {what}; give one for each"
+        )
+
+
 class CostTable:
     """The costs of one schedule as arrays of ticks.
 
@@ -89,7 +114,9 @@ class CostTable:
             values += chain.from_iterable(times.values())
         if rule == "scale":
             values += [x * fused for x in values]
-        longest = max(values)
+        factors = self._factors()
+        values += _in_parts(values, factors)
+        longest = max(values) * math.prod(max(1, *row) for row, _ in factors)
         if not longest <= LONGEST:
             raise CostError(
                 f"these costs make a time of {float(longest):.3g}; it must be at most {LONGEST}; "
@@ -107,6 +134,19 @@ class CostTable:
         self._fused = (rule, fused)
         self._overhead = self.ticks.array([receive, send])
         self._latency = self.ticks.array([costs.latency])[0]
+
+    def _factors(self) -> list[tuple[tuple[Number, ...], Array]]:
+        """What multiplies the time of each action: some factors, and which of them, `[action]`."""
+        s, (microbatch, speed) = self.schedule, (self.costs.microbatch, self.costs.speed)
+        factors: list[tuple[tuple[Number, ...], Array]] = []
+        if microbatch is not None:
+            _check_length("microbatch", "microbatches", microbatch, s.m // s.placement.slices)
+            factors.append((microbatch, mbs_of(s.codes) // s.placement.slices))
+        if speed is not None:
+            _check_length("speed", "ranks", speed, s.p)
+            ranks = s.rank_of_queue[s.queue_of_slot[s.slot_of_action]]
+            factors.append((tuple(quotient(1, x) for x in speed), ranks))
+        return factors
 
     def _slice_factors(self) -> tuple[Number, ...]:
         """Factor of each slice; (1,) for schedules without slices."""
@@ -136,6 +176,10 @@ class CostTable:
         if s.placement.slices > 1:
             column = column + mbs_of(s.codes) % s.placement.slices * s.placement.n_stages
         parts = self.table[kinds, column]
+        for row, which in self._factors():
+            scale = _denominator(row) if self.ticks.exact else 1
+            by = np.array([x * scale for x in row], dtype=parts.dtype)[which]
+            parts = parts // scale * by if self.ticks.exact else parts * by
         if s.is_single:
             return parts
         work, first = np.zeros(s.n_slots, dtype=parts.dtype), s.slots[:-1]
@@ -181,7 +225,8 @@ class CostTable:
     @property
     def adds_up(self) -> bool:
         """True when a slot occupies its queue for the sum of its parts, and no longer."""
-        return self.costs.p2p_overhead is None and (
+        c = self.costs
+        return (c.p2p_overhead, c.microbatch, c.speed) == (None, None, None) and (
             self.schedule.is_single or self._fused[0] == "sum"
         )
 

@@ -263,7 +263,8 @@ def _equal_stages(costs: Costs) -> dict[str, Any] | None:
         if len(distinct) > 1:
             return None
         per_stage[name] = distinct.pop()
-    if costs.p2p_overhead is not None or costs.bandwidth is not None or costs.slice is not None:
+    apart = costs.p2p_overhead, costs.bandwidth, costs.slice, costs.microbatch, costs.speed
+    if any(x is not None for x in apart):
         return None
     f: Any = per_stage["F"]
     b: Any = per_stage["B"]

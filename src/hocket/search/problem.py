@@ -10,6 +10,7 @@ import numpy as np
 
 from hocket.costs import Bytes, Costs, CostTable, Number, Ticks, fused_rule, per_stage
 from hocket.deps import EFFECTS, FULL, SIDES, SPLIT
+from hocket.errors import CostError
 from hocket.graph import edges
 from hocket.ir import (
     Array,
@@ -377,6 +378,11 @@ def problem(
     static ones. With neither, memory is not limited; not both. fused: forwards may share slots
     with backwards.
     """
+    if costs.microbatch is not None:
+        raise CostError(
+            "a search takes all microbatches to be alike; leave microbatch out of the costs here, "
+            "or compare schedules with it"
+        )
     one = all_actions("one", Placement(placement.paths, tuple(range(len(placement.paths)))), kinds)
     table = CostTable(costs, one)
     before, after = table.overheads()
