@@ -16,13 +16,14 @@ CORE := $(VENV)/.installed-core
 DEV := $(VENV)/.installed-dev
 DOCS := $(VENV)/.installed-docs
 TEST := $(VENV)/.installed-test
+PARTNERS := $(VENV)/.installed-partners
 
 .DEFAULT_GOAL := help
-.PHONY: help .venv demo docs test test-core coverage attack lint bench clean
+.PHONY: help .venv demo docs test test-core test-partners coverage attack lint bench clean
 .NOTPARALLEL:
 
 help:
-	@echo 'make demo | test | test-core | coverage | attack | lint | docs | bench | .venv | clean'
+	@echo 'make demo | test | test-core | test-partners | coverage | attack | lint | docs | bench | .venv | clean'
 
 .venv: $(DEV)
 
@@ -55,6 +56,10 @@ $(TEST): pyproject.toml $(CONSTRAINTS)
 	$(call install,test)
 	@touch $@
 
+$(PARTNERS): pyproject.toml $(CONSTRAINTS)
+	$(call install,test$(,)torch$(,)partners)
+	@touch $@
+
 $(DOCS): pyproject.toml $(CONSTRAINTS)
 	$(call install,docs)
 	@touch $@
@@ -79,6 +84,10 @@ test: lint docs
 
 test-core: $(TEST)
 	$(PYTEST) $(QUICK)
+
+# Of Megatron-LM and transformers: make test-partners VENV=.venv-partners
+test-partners: $(PARTNERS)
+	$(PYTEST) tests/megatron tests/runtime/test_huggingface.py
 
 # Of all but what needs processes and torch, which only the whole suite runs.
 coverage: $(DEV)
