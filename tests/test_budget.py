@@ -20,11 +20,11 @@ ROOMS = {
     "interop": 3540, "ir": 650, "limits": 40, "lower": 740, "measured": 430, "megatron": 1310,
     "page": 710, "pattern": 210, "planner": 2330, "recognise": 280, "render": 1890, "report": 140,
     "runtime": 7670, "schedules": 2100, "search": 4150, "simulator": 520, "tables": 150, "text":
-    460, "timeline": 790, "trace": 1320, "train": 1670, "words": 160,
+    460, "timeline": 790, "torchtitan": 250, "trace": 1320, "train": 1670, "words": 160,
 }  # fmt: skip
 # Rooms of their own purpose, which came after the aim of 29,300 lines for all others was set.
 APART = {"cluster", "diagnosis", "megatron"}
-TOTAL = 38_000  # of all but those
+TOTAL = 38_250  # of all but those
 
 LINES, PARAMETERS = 60, 12
 

@@ -14,8 +14,8 @@ LAYERS = [
     "errors", "limits", "words", "files", "tables", "codes", "compiled", "deps", "ir", "pattern",
     "costs", "graph", "engine", "timeline", "text", "lower", "checker", "simulator", "measured",
     "search", "schedules", "recognise", "explanation", "render", "report", "comparison", "trace",
-    "page", "interop", "diagnosis", "formats", "cluster", "planner", "runtime", "megatron", "demo",
-    "train", "cli", "__init__", "__main__",
+    "page", "interop", "diagnosis", "formats", "cluster", "planner", "runtime", "megatron",
+    "torchtitan", "demo", "train", "cli", "__init__", "__main__",
 ]  # fmt: skip
 
 

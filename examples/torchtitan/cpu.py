@@ -60,12 +60,18 @@ def stand_in_torch() -> None:
     """What torchtitan 0.3.0 takes from a newer torch."""
     if not hasattr(torch.distributed, "set_timeout"):
         torch.distributed.set_timeout = lambda timeout, group=None: None
-    whole_batch = schedules.PipelineScheduleMulti.step
+    for kind in (schedules.PipelineScheduleSingle, schedules.PipelineScheduleMulti):
+        stand_in_step(kind)
+
+
+def stand_in_step(kind: Any) -> None:
+    """A step of a kind of schedules that takes microbatches, too."""
+    whole_batch = kind.step
 
     def step(self: Any, *args: Any, arg_mbs: Any = None, kwarg_mbs: Any = None, target_mbs: Any = None, losses: Any = None, return_outputs: bool = True, loss_kwargs: Any = None, **kwargs: Any) -> Any:  # fmt: skip  # noqa: E501
         if kwarg_mbs is None and arg_mbs is None and target_mbs is None:
             return whole_batch(self, *args, losses=losses, return_outputs=return_outputs, **kwargs)
-        for stage in self._stages:
+        for stage in self._stages if hasattr(self, "_stages") else [self._stage]:
             stage.has_backward = self._has_backward
             stage.clear_runtime_states()
         self._step_microbatches(
@@ -73,7 +79,7 @@ def stand_in_torch() -> None:
         )
         return None
 
-    schedules.PipelineScheduleMulti.step = step
+    kind.step = step
 
 
 def stand_in_attention() -> None:

@@ -324,6 +324,8 @@ def test_arguments_reach_the_stages_that_name_them_and_no_other():
         given = {"arguments": more, "replicated": ["bias"]}
         pipe.verify(x, y, **given)
         close(pipe.eval(x, y, **given), want, "evaluated")
+        parts = [{"scale": rows, "bias": bias} for rows in scale.split(2)]
+        close(pipe.eval(x, y, arguments=parts), want, "arguments of each microbatch")
         bare = pipe.eval(x, y)
         own = {"scale": scale, "bias": torch.ones(8, 3, dtype=torch.float64)}
         both = pipe.eval_batches([(x, y), (x, y, own)])
@@ -341,6 +343,8 @@ def test_arguments_reach_the_stages_that_name_them_and_no_other():
 @pytest.mark.parametrize(
     ("more", "sentence"),
     [
+        ([[{"scal": torch.ones(2)}] * 2] * 2, "arguments: no stage takes 'scal'"),
+        ([[{"scale": torch.ones(4)}]] * 2, "arguments has 1 microbatches, but the schedule has 2"),
         ([{"scal": torch.ones(4)}] * 2, "arguments: no stage takes 'scal'"),
         ([{"scale": torch.ones(4)}, None], "the ranks were given other arguments= than each other"),
         ([{"scale": torch.ones(2)}] * 2, r"the tensors of inputs differ in rows: \[2, 4\]; name"),

@@ -19,6 +19,7 @@ from hocket.runtime.stage import Stage
 from hocket.runtime.transport import Wire
 from hocket.runtime.values import keywords, map_tensors, tensors_of
 
+Arguments = Mapping[str, Any] | list[Mapping[str, Any]]
 REPLICATED = "; name a part that every microbatch gets whole in replicated="
 
 
@@ -35,7 +36,7 @@ class Batch(NamedTuple):
     weights: Sequence[float] | None = None
     replicated: Collection[Any] = ()
     scale: float = 1.0
-    arguments: Mapping[str, Any] | list[Mapping[str, Any]] | None = None
+    arguments: Arguments | None = None
 
     @property
     def ready(self) -> bool:
@@ -111,7 +112,7 @@ def _put_arguments(
     parts: Sequence[Any] = [{}] * m
     given, same = batch.arguments or {}, batch.replicated
     if isinstance(given, list):
-        given, parts = {}, given
+        given, parts = {}, microbatches(given, m, "arguments", device, slices)
     rows = {key: value for key, value in given.items() if key not in same and tensors_of(value)}
     if rows:
         if not isinstance(batch.inputs, list | None):

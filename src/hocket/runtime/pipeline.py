@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from hocket.errors import RunError
 from hocket.ir import Schedule
 from hocket.runtime import orders, verify
-from hocket.runtime.data import Batch, joined, load, losses_of, recorded_of
+from hocket.runtime.data import Arguments, Batch, joined, load, losses_of, recorded_of
 from hocket.runtime.dispatch import DISPATCH, chosen
 from hocket.runtime.execute import Execution
 from hocket.runtime.generation import Cache, Chooser, one_pass
@@ -197,7 +197,7 @@ class Pipeline:
     def step(
         self, inputs: Any, targets: Any, *, weights: Sequence[float] | None = None,
         replicated: Collection[Any] = (), scaler: Any = None, sync: bool = True,
-        arguments: Mapping[str, Any] | None = None,
+        arguments: Arguments | None = None,
     ) -> Tensor:  # fmt: skip
         """The loss of the batch, the same on every rank; gradients are added to the parameters'.
 
@@ -209,10 +209,10 @@ class Pipeline:
         (in a tuple) or keys (in a dict) of parts of the inputs that are not rows: every microbatch
         gets them whole. arguments: by name, what stages get beside their inputs, such as masks:
         split as the inputs are, the same on all ranks, and each stage gets those that its forward
-        names. scaler: a `torch.amp.GradScaler`, one on each rank, by whose scale the
-        gradients are larger; `unscale_` comes next. sync=False: the gradients stay those of this
-        rank until the next step without it, which sums them over copies and replicas; the hook
-        `gradients_ready` waits for that, too.
+        names; a list has those of each microbatch. scaler: a `torch.amp.GradScaler`, one on each
+        rank, by whose scale the gradients are larger; `unscale_` comes next. sync=False: the
+        gradients stay those of this rank until the next step without it, which sums them over
+        copies and replicas; the hook `gradients_ready` waits for that, too.
 
         Raises: RunError that names the first rank that failed, its action, and who waits for whom.
         """
@@ -236,14 +236,15 @@ class Pipeline:
 
     def _batch(
         self, inputs: Any, targets: Any, weights: Sequence[float] | None,
-        replicated: Collection[Any], arguments: Mapping[str, Any] | None, scale: float = 1.0,
+        replicated: Collection[Any], arguments: Arguments | None, scale: float = 1.0,
     ) -> Batch:  # fmt: skip
         self._check_taken(arguments)
         return Batch(inputs, targets, weights, replicated, scale, arguments)
 
-    def _check_taken(self, arguments: Mapping[str, Any] | None = None) -> None:
+    def _check_taken(self, arguments: Arguments | None = None) -> None:
         """Raises RunError for an argument that no stage takes."""
-        for key in arguments or ():
+        parts = arguments if isinstance(arguments, list) else [arguments or {}]
+        for key in dict.fromkeys(key for part in parts for key in part):
             if all(names is not None and key not in names for names in self._keywords):
                 raise RunError(f"arguments: no stage takes {key!r}")
 
@@ -282,7 +283,7 @@ class Pipeline:
     def eval(
         self, inputs: Any, targets: Any = None, *, outputs: bool = False,
         weights: Sequence[float] | None = None, replicated: Collection[Any] = (),
-        arguments: Mapping[str, Any] | None = None,
+        arguments: Arguments | None = None,
     ) -> Any:  # fmt: skip
         """The loss without any gradient; without targets None. The others are as in `step`.
 
@@ -518,7 +519,7 @@ class Pipeline:
 
     def verify(
         self, inputs: Any, targets: Any, *, weights: Sequence[float] | None = None,
-        replicated: Collection[Any] = (), arguments: Mapping[str, Any] | None = None,
+        replicated: Collection[Any] = (), arguments: Arguments | None = None,
     ) -> None:  # fmt: skip
         """Compares loss and gradients of one step with the unpipelined model; collective.
 
