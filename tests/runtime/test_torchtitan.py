@@ -41,6 +41,11 @@ REFUSED = {
     "hocket.torchtitan.use; leave it out",
     Case(2, "zb-v", replicas=2): "torchtitan's mesh has dp_shard=2, which was not tested with an "
     "order of hocket; use pipeline parallelism alone",
+    Case(2, "1f1b", change=(("compile.enable", True),)): "compile.enable is set, but compiled "
+    "stages were not tested here; leave it out",
+    Case(2, "1f1b", change=(("parallelism.pipeline_parallel_layers_per_stage", 2),)):
+    "parallelism.pipeline_parallel_layers_per_stage is set, but the order says how many stages "
+    "there are; leave it out",
     Case(2, build("zb-v", p=2, m=4)): "zb-v has 2 ranks and 4 microbatches, but torchtitan has 2 "
     "ranks and a step of 8 microbatches (training.local_batch_size / "
     "parallelism.pipeline_parallel_microbatch_size); take a named schedule, which is built for "

@@ -144,6 +144,12 @@ def _outcome(number: int, case: Case, port: int, rank: int) -> Any:
         if case.order is not None:
             installed = hocket.torchtitan.use(case.order, v=case.v)
             assert len(installed.replaced) == 4
+            try:
+                hocket.torchtitan.use(case.order, v=case.v)
+            except HocketError as error:
+                assert "restore() it first" in str(error)
+            else:
+                raise AssertionError("a second order was installed")
         trainer = _config(number, case).build()
         seen = trainer.metrics_processor
         seen.log = lambda step, loss, _, norm, **more: steps.update({step: (loss, norm)})
