@@ -94,16 +94,19 @@ def _work(rng, placed, backward):
     """The queue of every piece of work, with backwards whole or split as asked."""
     home = {}
     split_of_stage = [rng.random() < 0.5 for _ in range(max(map(len, placed.paths)))]
-    again = rng.choice((0, 0, 0.3, 1))  # the share of recomputations
+    again = rng.choice((0, 0, 0.3, 1))  # the share that recomputes, or goes to the host
+    extras = rng.choice((("R",), ("R", "DU", "DUA"), ("DUA",)))
     for mb in range(placed.m):
         for stage, queue in enumerate(placed.path(mb)):
             split = {"whole": False, "split": True, "by stage": split_of_stage[stage]}.get(
                 backward, rng.random() < 0.5
             )
             kinds = "F" if backward == "none" else "FIW" if split else "FB"
-            if kinds != "F" and rng.random() < again:
-                kinds += "R"
-            home |= {Action(stage, kind, mb): queue for kind in kinds}
+            extra = "" if kinds == "F" or rng.random() >= again else rng.choice(extras)
+            home |= {Action(stage, kind, mb): queue for kind in kinds + extra}
+            if "D" in extra and rng.random() < 0.7:
+                host = f"{rank_of(queue)}/host"
+                home |= {Action(stage, kind, mb): host for kind in "DU"}
     return home
 
 
@@ -111,7 +114,7 @@ def _messages(rng, placed, home, within, *, in_streams):
     """A send and a receive for each result that another rank needs, on any queue of their ranks."""
     out = {}
     for a in home:
-        if a.kind in "WR":
+        if a.kind not in MESSAGE:
             continue
         send, receive, step = MESSAGE[a.kind]
         there = Action(a.stage + step, receive, a.mb)
@@ -208,8 +211,9 @@ def costs(rng, placed):
         return rng.choice((one[0], one, {"cycle": one[: rng.randint(1, n)]}))
 
     out = {kind: value(1 if streams else 0) for kind in "FIW"}
-    if rng.random() < 0.3:
-        out["R"] = value(1 if streams else 0)
+    for kind in "RDU":
+        if rng.random() < 0.3:
+            out[kind] = value(1 if streams else 0)
     i, w = out["I"], out["W"]
     if rng.random() < 0.5 or (isinstance(i, dict) and isinstance(w, dict)):
         out["B"] = value(1 if streams else 0)

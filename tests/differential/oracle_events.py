@@ -8,6 +8,7 @@ import heapq
 from collections import defaultdict
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from itertools import count
 
 from oracle_text import WORK, Order, needs, rank_of
@@ -34,10 +35,10 @@ class Prices:
 
     def alone(self, action):
         """The work of one action."""
-        if action.kind not in WORK:
+        if action.kind not in WORK or action.kind == "A":
             return Fraction(0)
         of = {kind: self.costs.get(kind, 1) for kind in "FIW"}
-        of["R"] = self.costs.get("R", of["F"])
+        of |= {kind: self.costs.get(kind, of["F"]) for kind in "RDU"}
         if action.kind == "B" and "B" not in self.costs:
             time = self.per_stage(of["I"], action.stage) + self.per_stage(of["W"], action.stage)
         else:
@@ -95,11 +96,13 @@ class Run:
     def busy_of(self, rank):
         return sum(time for queue, time in self.busy.items() if rank_of(queue) == rank)
 
-    @property
+    @cached_property
     def working(self):
-        """The queues that do any work; a queue of messages alone is none to keep busy."""
-        queues = self.order.queues
-        return [q for q in queues if any(slot[0].kind in WORK for slot in queues[q])]
+        """The queues that do any work; one of messages or copies alone is none to keep busy."""
+        return [
+            queue for queue, slots in self.order.queues.items()
+            if any(slot[0].kind in WORK and slot[0].kind not in ("D", "U") for slot in slots)
+        ]  # fmt: skip
 
     def extent(self, *ranks):
         """First start and last end on these ranks; None where nothing runs."""
@@ -179,7 +182,8 @@ class _Machine:
             self.run.times[a] = waits if posted else (began, end)
         if work or before or after or slot[0].kind in WORK:
             self.run.occupied[queue].append((slot, now, end + after))
-        self.run.busy[queue] += work
+        if queue in self.run.working:
+            self.run.busy[queue] += work
         self.running[queue] = True
         self.later(end + after, self.finish, queue, slot)
 

@@ -3,7 +3,8 @@
 A forward takes its activation when it starts; a full backward or an I gives it back when it
 ends, an I keeps what is held until its W ends; a running backward has its gradient buffers.
 With an R, the forward keeps only its input, as large as the message of the stage before (at stage
-0 as its own, and no larger than the activation), and the R takes the rest when it starts.
+0 as its own, and no larger than the activation), and the R takes the rest when it starts. A D gives
+the activation back when it ends, and its U takes it again, or its A where there is one.
 What runs in one slot takes together and gives back together. What ends at a time is given back
 before what starts then takes.
 """
@@ -18,7 +19,7 @@ def changes(order, costs):
     """What each kind takes at its start and gives back at its end: (pairs, bytes) by stage."""
     sizes = costs.get("bytes", {})
     trains = any(a.kind in "BIW" for a in order.actions())
-    again = {a for a in order.actions() if a.kind == "R"}
+    again = {a for a in order.actions() if a.kind in "RA"}
 
     def of(name, stage):
         value = sizes.get(name, 0)
@@ -37,6 +38,9 @@ def changes(order, costs):
             return (1, activation), (0, 0) if trains else (1, activation)
         return {
             "R": ((0, activation - kept), (0, 0)),
+            "D": ((0, 0), (0, activation)),
+            "A": ((0, activation), (0, 0)),
+            "U": ((0, 0 if (a.stage, "A", a.mb) in again else activation), (0, 0)),
             "B": ((0, gradient), (1, activation + gradient)),
             "I": ((0, gradient), (0, activation + gradient - held)),
             "W": ((0, 0), (1, held)),

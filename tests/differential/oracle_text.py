@@ -9,8 +9,8 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-ACTION = re.compile(r"(\d+)(SEND_F|RECV_F|SEND_B|RECV_B|F|B|I|W|R)(\d+)")
-WORK = ("F", "B", "I", "W", "R")
+ACTION = re.compile(r"(\d+)(SEND_F|RECV_F|SEND_B|RECV_B|[FBIWRDUA])(\d+)")
+WORK = ("F", "B", "I", "W", "R", "D", "U", "A")
 
 
 class Action(NamedTuple):
@@ -116,14 +116,18 @@ def needs(order, action, present):
         if part > 0:
             out.append(first((stage, "F", mb - 1)))
     elif kind in "BI":
-        out.append(first((stage, "R", mb), (stage, "F", mb)))
+        out.append(first((stage, "U", mb), (stage, "R", mb), (stage, "F", mb)))
         if stage < last:
             out.append(first((stage, "RECV_B", mb), (stage + 1, "I", mb), (stage + 1, "B", mb)))
         if part < order.slices - 1:
             out.append(first((stage, "I", mb + 1), (stage, "B", mb + 1)))
     elif kind == "W":
         out.append(first((stage, "I", mb)))
-    elif kind in ("R", "SEND_F"):
+    elif kind == "U":
+        out.append(first((stage, "A", mb), (stage, "D", mb)))
+    elif kind == "A":
+        out.append(first((stage, "D", mb)))
+    elif kind in ("R", "D", "SEND_F"):
         out.append(first((stage, "F", mb)))
     elif kind == "SEND_B":
         out.append(first((stage, "I", mb), (stage, "B", mb)))

@@ -39,7 +39,8 @@ def is_complete(order):
                 return False
             for a in slot:
                 own = order.home(a)
-                if own != queue and (a.kind in WORK or rank_of(own) != rank_of(queue)):
+                anywhere = a.kind in ("D", "U") or a.kind not in WORK
+                if own != queue and not (anywhere and rank_of(own) == rank_of(queue)):
                     return False
     return _has_all_work(order, counts) and _has_all_messages(order, counts)
 
@@ -49,9 +50,10 @@ def _has_all_work(order, counts):
     for mb in range(order.m):
         for stage in range(len(order.path(mb))):
             kinds = {k for k in WORK if (stage, k, mb) in counts}
-            if kinds - {"R"} not in ([{"F", "B"}, {"F", "I", "W"}] if trains else [{"F"}]):
+            whole = kinds - set("RDUA")
+            if whole not in ([{"F", "B"}, {"F", "I", "W"}] if trains else [{"F"}]):
                 return False
-            if "R" in kinds and not trains:
+            if kinds - whole not in ([set(), {"R"}, set("DU"), set("DAU")] if trains else [set()]):
                 return False
     return True
 
