@@ -1,4 +1,4 @@
-# make demo   what it does, on this machine, in a minute    make test   all that CI checks
+# make demo   what it does, on this machine, in a minute    make test   lint, handbook, all tests
 # make docs   the handbook, into site/                       make attack  oracles against hocket, an hour
 #
 # PYTHON picks the interpreter of .venv (3.11 or newer): make test PYTHON=python3.12. VENV is another
