@@ -4,7 +4,7 @@ import pytest
 from readers import CORPUS, READERS
 from run import fuzz
 
-INPUTS = 400
+INPUTS = 250
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -58,7 +58,7 @@ SMALL = ("--float64", "--layers", "4", "--width", "16", "--seq", "16", "--batch"
 @pytest.mark.parametrize(
     ("p", "m", "names", "steps"),
     [
-        (2, 4, ("1f1b", "zb-h1", "dualpipev", "chimera", "seq1f1b"), 50),
+        (2, 4, ("1f1b", "zb-h1", "dualpipev", "chimera", "seq1f1b"), 30),
         pytest.param(4, 8, ("zb-h1", "dualpipev", "chimera"), 20, marks=pytest.mark.slow),
     ],
 )

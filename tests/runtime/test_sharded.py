@@ -12,7 +12,7 @@ from hocket.train.launch import launch
 pytestmark = pytest.mark.runtime
 
 LONG = 200.0
-SLOW = [("1f1b", True), ("chimera", False)]  # a process takes seconds to import what shards
+SLOW = [("chimera", False)]  # a process takes seconds to import what shards
 
 
 def _model(n):
