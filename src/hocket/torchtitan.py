@@ -210,35 +210,40 @@ def _check_settings(config: Any) -> None:
 
 def _fit(schedule: Schedule, p: int, m: int) -> Schedule:
     """The schedule. Raises: UsageError where torchtitan cannot run it, with the reason."""
-    name, placement = schedule.name, schedule.placement
+    why = _why_not(schedule)
+    if why:
+        raise UsageError(f"{schedule.name} (p={p}) cannot run inside torchtitan: {why}")
     if (p, m) != (schedule.p, schedule.m):
         raise UsageError(
-            f"{name} has {schedule.p} ranks and {schedule.m} microbatches, but torchtitan has {p} "
-            f"ranks and a step of {m} microbatches (training.local_batch_size / "
+            f"{schedule.name} has {schedule.p} ranks and {schedule.m} microbatches, but torchtitan "
+            f"has {p} ranks and a step of {m} microbatches (training.local_batch_size / "
             "parallelism.pipeline_parallel_microbatch_size); take a named schedule, which is built "
             "for every number"
         )
+    return schedule
+
+
+def _why_not(schedule: Schedule) -> str:
+    """Why torchtitan cannot run an order, whatever its numbers; empty where it can."""
+    placement, last = schedule.placement, schedule.p - 1
     again = [kind.name for kind in (Kind.R, *COPIES) if kind in schedule.kinds]
     end = placement.paths[0][-1].rank
-    why = ""
     if len(placement.paths) > 1:
-        why = (
+        return (
             f"it has {len(placement.paths)} paths, so a stage is on several ranks, and torchtitan "
             "would count its copies more than once in the norm of the gradients and in "
             "checkpoints; take an order with one path, such as dualpipev"
         )
-    elif any(queue.stream for queue in placement.queues):
-        why = "it has several queues per rank, and torchtitan's models have no phases for them"
-    elif placement.slices > 1:
-        why = "it cuts sequences into slices, which torchtitan's models do not carry on"
-    elif again:
-        why = (
+    if placement.slices > 1:
+        return "it cuts sequences into slices, which torchtitan's models do not carry on"
+    if again:
+        return (
             f"it has {' and '.join(again)}; torchtitan recomputes and offloads by its own settings"
         )
-    elif schedule.is_forward_only:
-        why = "it has no backward"
-    elif end not in (0, p - 1):
-        why = f"its last stage is on rank {end}, and torchtitan shows losses of ranks 0 and {p - 1}"
-    if why:
-        raise UsageError(f"{name} (p={p}) cannot run inside torchtitan: {why}")
-    return schedule
+    if any(queue.stream for queue in placement.queues):
+        return "it has several queues per rank, and torchtitan's models have no phases for them"
+    if schedule.is_forward_only:
+        return "it has no backward"
+    if end not in (0, last):
+        return f"its last stage is on rank {end}, and torchtitan shows losses of ranks 0 and {last}"
+    return ""

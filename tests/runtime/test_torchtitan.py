@@ -20,6 +20,20 @@ def test_versions_that_were_never_tested_are_refused(monkeypatch):
         hocket.torchtitan.use("zb-v")
 
 
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("chimera", "it has 2 paths"),
+        ("seq1f1b", "it cuts sequences into slices"),
+        ("merak", "it has R; torchtitan recomputes"),
+        ("pipeoffload", "it has D and U; torchtitan recomputes"),
+    ],
+)
+def test_orders_that_its_models_cannot_run_are_refused_whatever_their_numbers(name, why):
+    with pytest.raises(UsageError, match=rf"^{name} \(p=2\) cannot run inside torchtitan: {why}"):
+        hocket.torchtitan._fit(build(name, p=2, m=8), 2, 8)
+
+
 TRAINED = [
     Case(2),  # saves what the others load
     Case(2, "1f1b"),
