@@ -9,7 +9,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
-PYTEST := $(BIN)/python -m pytest -q -n 2 --dist worksteal
+# Three for two cores: a good part of the tests wait for processes, timeouts and sleeping stages.
+PYTEST := $(BIN)/python -m pytest -q -n 3 --dist worksteal
 QUICK := -m 'not runtime and not slow'
 CONSTRAINTS := requirements/constraints.txt
 CORE := $(VENV)/.installed-core
